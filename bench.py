@@ -3,8 +3,9 @@ How good and how fast is each way to decode: fixed loops, exit rules, drafts, wa
 
     python bench.py                     the default run, in two minutes
     python bench.py "--taus=[1e-5,1e-4,1e-3,1e-2]"          the paper's sweep
-    python bench.py --calibrate=0.005   on text: thresholds that cost at most so many nats per token
+    python bench.py --calibrate         the largest thresholds that cost at most 0.005 nats a token
     python bench.py --out_dir=pretrained/calc --calibrate   on problems: what each threshold costs
+    python bench.py --calibrate --store     writes them into exits.json, where sample.py finds them
 
 A way to decode is a *method*, and a row of bench.csv. Each is compared with the first one, the
 *full budget*: n_loop fixed loops with the cache `exact`.
@@ -31,27 +32,29 @@ from torch.nn.functional import cross_entropy
 import data
 import decode
 import tasks
-from common.checkpoint import open_run
+from common.checkpoint import open_run, stored_exits
 from common.configurator import configure
 from common.distributed import pick_device
 from common.errors import check, run
 from common.evaluation import windows_at_once
 from common.files import write_csv, write_json
 from common.terminal import print_rows
-from exits import Exit, make_exit, stored_exits
-from loops import Plan, as_noise, waking_budget
+from exits import Exit, choose
+from loops import Plan, as_noise
 
 # --------------------------------------------------------------------------------------------------
-# a knob that takes a list of values takes one value, too, such as --drafts=[2,8,4]
+# a knob that takes a list of values takes one value, too, such as --rules=accel
 out_dir: str | None = None  # None = out, or pretrained/text if you have trained no model
 dataset: str | None = None  # held-out text or a task with other knobs; None = the run's own
 length: int | None = None   # tokens of a window; None = block_size
 damping: float | None = None    # share of the old state that a loop step keeps; None = the run's
-rules: str | list = ['norm_rel', 'kl', 'accel']     # names in exits.EXITS, or MODULE:NAME
-taus: float | list | None = None    # thresholds; None = 0.03 ... 30, and to calibrate 0.001 ... 30
+rules: str | list = ['norm_rel', 'kl', 'accel']     # names in exits.EXITS, or MODULE:NAME; with a
+                            # threshold of its own: norm:1
+taus: float | list | None = None    # thresholds of the others; None = 0.03 ... 30, and to calibrate
+                            # 0.001 ... 30
 budgets: int | list = [1, 2, 4, 8]  # fixed loop steps
-drafts = [[2, 8, 4]]        # lists: loops of a draft, loops of its check, tokens of a draft
-waves = [[8, 1]]            # lists: tokens of a wave, loop steps of a pass
+decoder: str | list = ['drafts:loops=2,check=8', 'wave:width=8']    # as in sample.py; drafts have a
+                            # budget of their own, check; None = n_loop. Waves get all the rules
 n_loop: int | None = None   # the full budget; None = 30, or r if loop_draw is fixed; on a task with
                             # rules that wake 2 T + 100
 cache: str | int | list = 'exact'   # of fixed loops and rules: exact, latest, a number of slots
@@ -59,11 +62,13 @@ wake: bool | list | None = None     # may a token that has exited wake? None = o
 n_windows: int | None = None    # held-out windows for quality, None = 24; with --calibrate on a
                                 # task new problems, None = 32
 n_prompts = 8               # windows that are timed: texts to continue, or problems to read; 0 =
-                            # none, and without times no drafts and waves
+                            # none, and without times no decoders
 prompt_tokens: int | None = None    # length of a prompt; None = half a window
 new_tokens = 24             # length of a text. The first token also reads the prompt: not timed
-compile = False             # compile the passes after a prompt, see decode.compile_passes
-calibrate: bool | float = False     # look at thresholds instead; on text True = 0.005 nats
+compile = False             # compile the passes after a prompt, see compiled.py; not on a task
+calibrate = False           # print what thresholds cost, and measure nothing else
+most_nats = 0.005           # what a calibrated threshold may cost on text, per token
+store: float | bool = False     # with calibrate: write exits.json; on a task --store=1 stores 1
 seed = 0                    # of x^(0)
 device = 'auto'
 # --------------------------------------------------------------------------------------------------
@@ -93,94 +98,89 @@ SHOWN = dict(name='', ce_minus_full='+.4f', accuracy='.4f', mean_evals='.2f', id
 @dataclass(frozen=True)
 class Method:
     """A way to decode."""
-    kind: str                       # 'no loops', 'fixed loops', 'exit rules', 'drafts' or 'waves'
-    n_loop: int                     # the loop budget
+    n_loop: int                     # the loop budget; 0 = a model without groups
     cache: str | int = 'exact'
-    rule: Exit | None = None        # of exit rules and waves
-    draft_loops: int | None = None
-    draft_tokens: int | None = None
-    wave: int | None = None         # its tokens
-    wave_steps: int | None = None   # loop steps of a pass of the wave
+    rule: Exit | None = None        # None = fixed loops
+    decoder: str = 'one_by_one'     # its name and arguments. The others can only write texts
+
+    @property
+    def kind(self):
+        """Its label in ledger.png."""
+        if self.decoder != 'one_by_one':
+            return self.decoder.partition(':')[0]
+        if self.rule:
+            return 'exit rules'
+        return 'fixed loops' if self.n_loop else 'no loops'
 
     def columns(self):
         """The columns of bench.csv that say what it is."""
         rule = self.rule
-        return dict(name=self.name(), kind=self.kind, cache=self.cache, n_loop=self.n_loop,
+        words = f'{rule.name} {rule.tau:g}' if rule else f'loops {self.n_loop}'
+        if self.decoder == 'one_by_one':
+            words += f', {self.cache}' + (', wake' if rule and rule.wake else '')
+        else:
+            words = f'{self.decoder}, {words}'
+        return dict(name=words, kind=self.kind, cache=self.cache, n_loop=self.n_loop,
                     rule=rule.name if rule else None, tau=rule.tau if rule else None,
-                    wake=rule.wake if rule else None,
-                    draft_loops=self.draft_loops, draft_tokens=self.draft_tokens,
-                    wave=self.wave, wave_steps=self.wave_steps)
-
-    def name(self):
-        """What it is, in words."""
-        if self.kind == 'drafts':
-            return (f'{self.draft_tokens} drafted by {self.draft_loops} loops, checked by '
-                    f'{self.n_loop}')
-        if self.kind == 'waves':
-            return f'wave of {self.wave} x {self.wave_steps}, {self.rule.name} {self.rule.tau:g}'
-        if self.kind == 'exit rules':
-            awake = ', wake' if self.rule.wake else ''
-            return f'{self.rule.name} {self.rule.tau:g}, {self.cache}{awake}'
-        return f'loops {self.n_loop}, {self.cache}'
+                    wake=rule.wake if rule else None, decoder=self.decoder)
 
     def plan(self, model):
         return Plan(model.loop_counts(self.n_loop), self.rule, as_noise(seed))
 
-    def decoder(self):
-        if self.kind == 'drafts':
-            return decode.Drafts(self.draft_loops, self.draft_tokens)
-        if self.kind == 'waves':
-            return decode.Wave(self.wave, self.wave_steps)
-        return decode.one_by_one
 
-
-def methods_of(model, is_task=False):
-    """What the knobs ask for, the full budget first."""
+def methods_of(model, task=None):
+    """What the knobs ask for, the full budget first. task: a tasks.Task; None = a text."""
+    is_task = task is not None
     if not model.groups:
-        return [Method('no loops', 1)]
+        return [Method(0)]
     wakes = values_of('wake') or [is_task]
     budget = n_loop
     if budget is None and is_task and True in wakes:
-        budget = waking_budget(model.config.block_size)
+        budget = task.budget(model.config.block_size)
     if budget is None:
         budget = model.loop_counts(has_rule=True)[0]
-    thresholds = values_of('taus') or (TAUS if calibrate is not False else TAUS[3:])
 
-    methods = [Method('fixed loops', budget)]
+    methods = [Method(budget)]
     for policy in values_of('cache'):
-        methods += [Method('fixed loops', n, policy) for n in (*values_of('budgets'), budget)]
+        methods += [Method(n, policy) for n in (*values_of('budgets'), budget)]
         can_wake = is_task and policy == 'exact'
         check(can_wake or wake is None or False in wakes, 'tokens wake only in problems that are '
               'read in one pass, with --cache=exact: leave out --wake')
         for may_wake in wakes:
-            methods += [Method('exit rules', budget, policy,
-                               make_exit(name, tau, wake=may_wake and can_wake))
-                        for name in values_of('rules') for tau in thresholds]
-    if n_prompts and not is_task:       # these two write texts
-        methods += [Method('drafts', n, draft_loops=loops, draft_tokens=tokens)
-                    for loops, n, tokens in values_of('drafts')]
-        methods += [Method('waves', budget, 'latest', make_exit(name, tau), wave=wave,
-                           wave_steps=steps)
-                    for wave, steps in values_of('waves') for name in values_of('rules')
-                    for tau in thresholds]
+            methods += [Method(budget, policy, rule)
+                        for rule in rules_of(may_wake and can_wake, policy)]
+    if n_prompts and not is_task:       # decoders write texts
+        for call in values_of('decoder'):
+            way = decode.decoder_of(call)
+            most = getattr(way, 'check', None) or budget
+            policy = way.cache or 'exact'
+            of_rules = rules_of(False, policy, way) if way.rule else [None]
+            methods += [Method(most, policy, rule, call) for rule in of_rules]
     for method in methods:
         method.plan(model)              # ValueError for a budget that no model takes
     return list(dict.fromkeys(methods))         # each once
 
 
+def rules_of(may_wake, policy, way=None):
+    """The rules that the knobs ask for, each with its thresholds: a list of Exits."""
+    thresholds = values_of('taus') or (TAUS if calibrate else TAUS[3:])
+    found = []
+    for rule in values_of('rules'):
+        name, _, tau = rule.rpartition(':')
+        try:
+            pairs = [(name, float(tau))]        # norm:1
+        except ValueError:
+            pairs = [(rule, tau) for tau in thresholds]
+        found += [choose(name, tau, may_wake, policy, way)[0] for name, tau in pairs]
+    return found
+
+
 def values_of(knob):
     """A knob that is one value, a list of values or None -> a list. ValueError for None in it."""
     value = globals()[knob]
-    if value is None:
-        return []
-    is_list = isinstance(value, list)
-    if knob in ('drafts', 'waves') and value:       # here one value is a list, too
-        is_list = isinstance(value[0], list)
-    values = value if is_list else [value]
-    for part in values:
-        check(part is not None and not (isinstance(part, list) and None in part),
-              f'{knob} holds None: leave it out')
-    return values
+    values = value if isinstance(value, list) else [value]
+    check(value is None or None not in values, f'{knob} holds None: leave it out')
+    return [] if value is None else values
 
 
 # quality ------------------------------------------------------------------------------------------
@@ -247,8 +247,8 @@ def time_to_write(model, method, prompt, n_new):
     torch.manual_seed(seed)
     passes = []                         # of each pass the loop steps computed, (1, T, groups)
     plan = replace(method.plan(model), passes=passes)
-    stream = decode.stream(model, prompt, n_new, plan, method.decoder(), method.cache,
-                           temperature=0)
+    decoder = decode.decoder_of(method.decoder)
+    stream = decode.stream(model, prompt, n_new, plan, decoder, method.cache, temperature=0)
     tokens = [next(stream)[0]]          # this also reads the prompt
     passes.clear()
     begin = now()
@@ -269,14 +269,13 @@ def time_to_read(model, method, problem):
 
 # the measurements ---------------------------------------------------------------------------------
 
-def measure(model, methods, idx, targets, prompts, deepest, path):
+def measure(model, methods, idx, targets, prompts, path, is_task, deepest=None):
     """
     Rows of bench.csv. The file at `path` has what is known after each method and each prompt.
 
     idx, targets (N, T): windows. prompts (n, 1, any): their beginnings. deepest: the depth of a
-    problem's deepest label, on average; None on a text.
+    problem's deepest label, on average.
     """
-    is_task = deepest is not None
     if len(prompts) and not is_task:    # what cannot be done fails in the first seconds
         for method in methods:
             time_to_write(model, method, prompts[0], n_new=2)
@@ -285,7 +284,7 @@ def measure(model, methods, idx, targets, prompts, deepest, path):
     full = None
     for method, row in zip(methods, rows):
         row['deepest'] = deepest
-        if method.kind in ('drafts', 'waves'):
+        if method.decoder != 'one_by_one':
             continue
         windows = quality(model, method, idx, targets)
         full = windows if full is None else full
@@ -296,7 +295,7 @@ def measure(model, methods, idx, targets, prompts, deepest, path):
 
     decode.use_one_thread(model)        # for the times; quality may use all cores
     if compile and len(prompts):
-        compile_all(model, methods, prompts, is_task)
+        compile_all(model, methods, prompts[0])
     timings = [[] for _ in methods]     # of each method what each prompt has given
     for p, prompt in enumerate(prompts):        # all methods in turn, on a machine that may be busy
         print(f'time: prompt {p + 1} of {len(prompts)}', flush=True)
@@ -315,20 +314,13 @@ def measure(model, methods, idx, targets, prompts, deepest, path):
     return rows
 
 
-def compile_all(model, methods, prompts, is_task):
+def compile_all(model, methods, prompt):
     """Compile the passes of all methods. Their first calls do the work, so they are made here."""
-    widths = {1}                        # tokens of a pass
+    from compiled import compile_passes
+    widths = [decode.decoder_of(method.decoder).widths for method in methods]
+    compile_passes(model, set().union(*widths))
     for method in methods:
-        if method.kind == 'drafts':
-            widths.add(1 + method.draft_tokens)     # the drafts, and the token before them
-        if method.kind == 'waves':
-            widths.add(method.wave)
-    decode.compile_passes(model, widths)
-    for method in methods:
-        if is_task:
-            time_to_read(model, method, prompts[0])
-        else:
-            time_to_write(model, method, prompts[0], new_tokens)
+        time_to_write(model, method, prompt, new_tokens)
 
 
 # thresholds ---------------------------------------------------------------------------------------
@@ -345,55 +337,69 @@ def families_of(methods):
             for key, family in families.items()}
 
 
-def thresholds_of_text(model, methods, idx, targets, most, results):
+def thresholds_of_text(model, methods, idx, targets):
     """
-    Store the largest threshold of each rule and cache that costs at most `most` nats per token in
-    results/exits.json, in place of an earlier row. It is chosen by the upper end of the interval on
-    every second window. The other windows, which had no part in the choice, say what it costs.
+    Rows of exits.json: the largest threshold of each rule and cache that costs at most most_nats.
+    It is chosen by the upper end of the interval on every second window. The other windows, which
+    had no part in the choice, say what it costs. None for a rule without such a threshold.
     """
-    stored = {(row['rule'], row['cache']): row for row in stored_exits(results)}
+    rows = {}
     full = quality(model, methods[0], idx, targets)
     for (name, policy, wakes), family in families_of(methods).items():
-        stored.pop((name, policy), None)
-        words = f'no threshold costs at most {most:g} nats'
+        rows[name, policy] = None
+        words = f'no threshold costs at most {most_nats:g} nats'
         for method in reversed(family):
             windows = quality(model, method, idx, targets)
             _, _, high = excess(windows[:, ::2], full[:, ::2])
-            if high <= most:
+            if high <= most_nats:
                 cost, _, _ = excess(windows[:, 1::2], full[:, 1::2])
                 tau = method.rule.tau
                 steps = windows[3, 1::2].mean()
                 words = f'tau {tau:g} costs {cost:+.4f} nats, {steps:.2f} loop steps'
-                how = (f'bench.py --calibrate={most:g} on {len(idx)} windows of {idx.shape[1]} '
-                       f'tokens, at most {method.n_loop} loops')
-                stored[name, policy] = dict(rule=name, cache=policy, tau=tau, cost=cost,
-                                            wake=wakes, how=how)
+                how = (f'bench.py --calibrate --most_nats={most_nats:g} on {len(idx)} windows of '
+                       f'{idx.shape[1]} tokens, at most {method.n_loop} loops')
+                rows[name, policy] = dict(rule=name, cache=policy, tau=tau, cost=cost, wake=wakes,
+                                          how=how)
                 break
         print(f'{name}, {policy}: {words}', flush=True)
-        write_json(dict(exits=list(stored.values())), f'{results}/exits.json')
-    print(f'{results}/exits.json has the thresholds: python sample.py --exit ...')
+    return rows
 
 
 def thresholds_of_problems(model, methods, idx, targets):
     """
-    Print what each threshold costs on problems (N, T). A problem is lost if an answer is wrong that
-    the smallest threshold has right. Nothing is stored, since no choice is safe on all problems: in
-    mazes smaller thresholds do worse.
+    Print what each threshold costs on problems (N, T) -> rows of exits.json with the threshold
+    `store`. A problem is lost if an answer is wrong that the smallest threshold has right. No
+    choice is safe on all problems: in mazes smaller thresholds do worse.
     """
+    rows = {}
     for (name, policy, wakes), family in families_of(methods).items():
-        rows = []
+        lines = []
         of_smallest = None
         for method in family:
             _, right, evals = predict(model, method, idx, targets)
             if of_smallest is None:
                 of_smallest = right                                                 # (N, T)
-            lost = (of_smallest & ~right).any(dim=1).sum()
-            wrong = (targets >= 0).sum() - right.sum()
-            rows.append(dict(tau=method.rule.tau, lost=lost, wrong=wrong, steps=evals.mean()))
+            lost = int((of_smallest & ~right).any(dim=1).sum())
+            wrong = int((targets >= 0).sum() - right.sum())
+            tau = method.rule.tau
+            lines.append(dict(tau=tau, lost=lost, wrong=wrong, steps=evals.mean().item()))
+            if store is not False and tau == store:
+                how = (f'bench.py --calibrate --store={tau:g} on {len(idx)} problems of '
+                       f'{idx.shape[1]} tokens, at most {method.n_loop} loops: {lost} lost')
+                rows[name, policy] = dict(rule=name, cache=policy, tau=tau, cost=wrong, wake=wakes,
+                                          how=how)
         print_rows(f'{name}, {policy}{", wake" if wakes else ""}: problems lost of {len(idx)}, '
-                   'wrong answers, loop steps of a token', rows[::-1],
+                   'wrong answers, loop steps of a token', lines[::-1],
                    dict(tau='g', lost='d', wrong='d', steps='.2f'))
-    print('\ngive --tau to sample.py, or write a row of exits.json by hand')
+    check(store is False or rows, f'--store={store}: name one of the thresholds in the table')
+    return rows
+
+
+def store_rows(rows, folder):
+    """Put rows {(rule, cache): row, or None} in the place of earlier ones in folder/exits.json."""
+    stored = {(row['rule'], row['cache']): row for row in stored_exits(folder)} | rows
+    write_json(dict(exits=[row for row in stored.values() if row]), f'{folder}/exits.json')
+    print(f'{folder}/exits.json has the thresholds: python sample.py --exit ...')
 
 
 # figures ------------------------------------------------------------------------------------------
@@ -424,14 +430,14 @@ def ledger(rows, is_task, path):
     """Quality against time, a colour for each kind of decoding."""
     from common import plots
     column = 'accuracy' if is_task else 'ce'
-    # Drafts write the text of the loops that check them. A wave is drawn only if it wrote the text
-    # of the full budget.
+    # Drafts write the text of the loops that check them. Another decoder is drawn only if it wrote
+    # the text of the full budget
     of_loops = {row['n_loop']: row[column] for row in rows
                 if row['kind'] == 'fixed loops' and row['cache'] == 'exact'}
     dots = {}               # label: [(time, quality), ...]
     for row in rows:
         height = row[column]
-        if row['kind'] == 'drafts' or row['kind'] == 'waves' and row['identical'] == 1:
+        if row['kind'] == 'drafts' or row['decoder'] != 'one_by_one' and row['identical'] == 1:
             height = of_loops.get(row['n_loop'])
         label = row['kind']
         if label in ('fixed loops', 'exit rules'):
@@ -455,34 +461,44 @@ def ledger(rows, is_task, path):
 def main():
     dev, _ = pick_device(device, 'float32')
     check(new_tokens > 1, 'new_tokens must be at least 2, since the first one is not timed')
+    check(calibrate or store is False, 'store is for --calibrate')
+    check(store is False or len(values_of('wake')) < 2, 'a threshold is stored for tokens that '
+          'wake or for tokens that do not: give one --wake')
+    check(damping is None or not calibrate, 'exits.json is for the damping of the run: leave out '
+          '--damping')
     model, checkpoint, folder, results = open_run(out_dir, dev, length=length, damping=damping)
     is_task = tasks.is_task(dataset or checkpoint['config']['dataset'])
+    check(not (is_task and compile), 'passes over problems are not compiled: leave out --compile')
     T = model.config.block_size
-    methods = methods_of(model, is_task)
+    problems = tasks.problems_of(checkpoint, dataset) if is_task else None
+    methods = methods_of(model, problems.task if is_task else None)
     print(f"{folder}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {model.config.groups}, "
           f'{dev}: {len(methods)} methods')
 
-    if calibrate is not False and is_task:
-        check(calibrate is True, 'on problems no loss says which threshold is safe: give '
-              '--calibrate without a value, and read the table')
-        # other problems than those of training and evaluation
-        rng = np.random.default_rng([*b'thresholds'])
-        x, y, _ = tasks.problems_of(checkpoint, dataset).make(rng, n_windows or 32, T)
-        thresholds_of_problems(model, methods, torch.from_numpy(x).to(dev),
-                               torch.from_numpy(y).to(dev))
-        return
-    _, idx, targets, depth = data.held_out_windows(checkpoint, n_windows or 24, dataset, dev)
-    if calibrate is not False:
-        check(damping is None, 'exits.json is for the damping of the run: leave out --damping')
-        check(len(idx) >= 4, 'half of the windows choose a threshold and half say what it costs: '
-              'give at least 4 --n_windows')
-        most = 0.005 if calibrate is True else calibrate
-        thresholds_of_text(model, methods, idx, targets, most, results)
+    if calibrate:
+        if is_task:
+            check(store is not True, 'on problems no loss says which threshold is safe: read the '
+                  'table, and name the threshold to store, such as --store=1')
+            # other problems than those of training and evaluation
+            rng = np.random.default_rng([*b'thresholds'])
+            x, y, _ = problems.make(rng, n_windows or 32, T)
+            rows = thresholds_of_problems(model, methods, torch.from_numpy(x).to(dev),
+                                          torch.from_numpy(y).to(dev))
+        else:
+            check(store in (True, False), 'on text --most_nats chooses the thresholds: give '
+                  '--store without a value')
+            _, idx, targets, _ = data.held_out_windows(checkpoint, n_windows or 24, dataset, dev)
+            check(len(idx) >= 4, 'half of the windows choose a threshold and half say what it '
+                  'costs: give at least 4 --n_windows')
+            rows = thresholds_of_text(model, methods, idx, targets)
+        if store is not False:
+            store_rows(rows, results)
         return
 
+    _, idx, targets, depth = data.held_out_windows(checkpoint, n_windows or 24, dataset, dev)
     prompts = idx[:n_prompts, None, :T if is_task else prompt_tokens or T // 2]     # (n, 1, any)
     deepest = depth.max(axis=1).mean() if is_task else None
-    rows = measure(model, methods, idx, targets, prompts, deepest, f'{results}/bench.csv')
+    rows = measure(model, methods, idx, targets, prompts, f'{results}/bench.csv', is_task, deepest)
     title = f'{results}/bench.csv:'
     if len(prompts):
         title = f'{results}/bench.csv, the fastest method first:'

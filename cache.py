@@ -77,9 +77,9 @@ class KeysValues:
         """
         Write the new tokens' keys and values at loop step k, and read those of all tokens so far.
 
-        new (B, T, 2, H, D) -> keys and values (B, end, 2, H, D), the mask for attention, and False:
-        they are not gathered for each token. awake (B, T): which of the new tokens are computed in
-        this step, None = all; the others keep their last keys.
+        new (B, T, 2, H, D) -> keys and values (B, end, 2, H, D), and the mask for attention. awake
+        (B, T): which of the new tokens are computed in this step, None = all; the others keep their
+        last keys.
         """
         if self.kv is None:
             self.allocate(len(new), new)
@@ -97,20 +97,19 @@ class KeysValues:
         else:
             self.kv[slot, :, span.here] = new
         # like kv[slot], of which torch.compile would make a graph for each slot
-        return self.kv.select(0, slot)[:, :span.end], span.mask, False
+        return self.kv.select(0, slot)[:, :span.end], span.mask
 
     def update_some(self, new, B, rows, places, near):
         """
         The same for N tokens alone, at places (N,) of rows (N,), in a cache of one slot and B rows.
 
         new (1, N, 2, H, D). near (N, W): the places that each of them reads, below 0 = none.
-        Returns what each reads, (1, N, W, 2, H, D), which of these are there (N, W), and True: they
-        are gathered for each token.
+        Returns what each reads, (1, N, W, 2, H, D), and which of these are there (N, W).
         """
         if self.kv is None:
             self.allocate(B, new)
         self.kv[0, rows, places] = new[0]
-        return self.kv[0, rows[:, None], near.clamp(min=0)][None], near >= 0, True
+        return self.kv[0, rows[:, None], near.clamp(min=0)][None], near >= 0
 
     def fill(self, span, k):
         """Step k was the last of a pass: copy its keys to the slots of later steps, if any."""
@@ -155,7 +154,7 @@ def main():
             kv.fill(Span(position), steps)
         read = []
         for k in range(1, n_loop + 1):
-            keys, *_ = kv.update(torch.zeros(1, 1, 2, 1, 1), Span(2), k)
+            keys, _ = kv.update(torch.zeros(1, 1, 2, 1, 1), Span(2), k)
             read.append(','.join(f'{step:g}' for step in keys[0, :2, 0, 0, 0].tolist()))
         print(f'{cache!s:7s} {kv.slots:5d}  reads ' + ' '.join(read))
 

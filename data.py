@@ -3,16 +3,15 @@ Turn text into tokens on disk, and read them back.
 
     python data.py                      torchdocs: the documentation in torch's own Python files
     python data.py NAME --path=TEXT     your own UTF-8 text: a file, a folder of .txt files, or a
-                                        glob; --bpe=4096 trains a byte-level BPE on it.
-                                        --path=torchdocs is the text above
+                                        glob; --bpe=4096 trains a byte-level BPE on it
     python data.py fineweb              FineWeb, streamed by `datasets`, in tokens of gpt2
 
 writes data/NAME:
 
     train.bin, val.bin      tokens as uint16, little-endian. A document is a begin-of-text token (if
                             the tokenizer has one), its text, and an end-of-text token
-    meta.json               tokenizer, vocab_size, source, the flags of the call; for each split its
-                            documents, tokens, and bytes of text
+    meta.json               tokenizer, vocab_size, the flags of the call, and complete: false for a
+                            part of FineWeb, if the stream broke or Ctrl-C came
     tokenizer.json          the tokenizer, if it is a file of this kind or trained with --bpe
 
 A folder of nanoGPT's with train.bin and val.bin can be put there as it is: its tokens are gpt2's.
@@ -21,33 +20,29 @@ A text file is one document, or several if <|endoftext|> stands between them. Al
 must fit into memory. A tokenizer is `bytes` (nothing to download), one of tiktoken's such as gpt2,
 or the path of a tokenizer.json. What is held out, as val.bin:
 
-    own text     files with the word val, valid, validation, dev, eval or test in their name, or in
-                 that of a folder below the path; if no file or every file has one, the first
-                 document and every 20th after it; of a single document its last 5%
+    own text     of all files in order of name the last 5%, cut between documents, but within one
+                 that has more than a tenth of the text; or the text of --val_path
     torchdocs    the first document and every 48th after it
     FineWeb      the first document and every 2,000th after it
 
-From data/NAME to a batch:
-
-    text, FineWeb   ->  train.bin, val.bin  ->  x, y      data.Text
-    a task          ->                          x, y      tasks.Problems
+A batch is B random starts in train.bin: x is T tokens from there, and y the same shifted by one.
 
     x   (B, T) int64: input tokens
-    y   (B, T) int64: the label of each input token. On text that is the next token; on a task the
-        right answer, or tasks.NOT_ASKED
-
-A batch is B random starts in train.bin: x is T tokens from there, and y the same shifted by one.
+    y   (B, T) int64: the label of each input token. On text that is the next token; on a task
+        (tasks.py) the right answer, or NOT_ASKED
 
 Paper: App. B (FineWeb, 300M tokens).
 """
 import functools
 import glob
+import itertools
 import lzma
 import math
 import os
 import re
 import sys
 import tempfile
+import time
 import unicodedata
 from pathlib import Path
 
@@ -57,12 +52,13 @@ import torch
 import tasks
 from common.encoding import EOT, STORED, open_text_encoding, train_bpe
 from common.errors import check, did_you_mean, explain
+from common.evaluation import spread
 from common.files import ROOT, read_json, sha256_of, write_json
-from tasks import Examples
 
 # --------------------------------------------------------------------------------------------------
 name = 'torchdocs'          # torchdocs, fineweb, or any name for text of your own
 path: str | None = None     # own text: a file, folder or glob; fineweb: another data set of the hub
+val_path: str | None = None     # own text to hold out; None = the last 5% of path
 tokenizer: str | None = None    # None = bytes, and gpt2 for fineweb
 bpe: int | None = None      # train a byte-level BPE of this many tokens; not on fineweb
 tokens = 3e8                # fineweb: how many tokens to take (the paper's budget)
@@ -71,9 +67,7 @@ overwrite = False           # replace a data set
 # --------------------------------------------------------------------------------------------------
 
 SPLITS = 'train', 'val'
-HELD_OUT = {'val', 'valid', 'validation', 'dev', 'eval', 'test'}
 OURS = {'train.bin', 'val.bin', 'meta.json', 'tokenizer.json'}
-RECORDS = {'.jsonl': 'json', '.json': 'json', '.csv': 'csv', '.parquet': 'parquet'}
 
 
 # where documents come from: (split, text) pairs ---------------------------------------------------
@@ -95,8 +89,37 @@ def fineweb(path, subset):
             yield 'train' if number % 2000 else 'val', text
 
 
-def own_text(path):
-    """The documents of the text files at path. A line says what is held out."""
+def own_text(path, val_path=None):
+    """The documents of text files. val_path: of those held out, if they are not the last 5%."""
+    files = files_at(path)
+    if val_path is None:
+        return hold_out(documents_of(files))
+    held_out = files_at(val_path)
+    files = [file for file in files if file not in held_out]
+    return [*(('train', text) for text in documents_of(files)),
+            *(('val', text) for text in documents_of(held_out))]
+
+
+def hold_out(texts):
+    """
+    Cut off the last 5% of the texts: at the border between documents nearest to it, or within the
+    document there if that has more than a tenth of all.
+    """
+    lengths = np.array([len(text) for text in texts])
+    check(len(texts), 'there is no text')
+    ends = lengths.cumsum()
+    cut = int(0.95 * ends[-1])
+    if 10 * lengths[np.searchsorted(ends, cut, side='right')] <= ends[-1]:
+        cut = ends[np.abs(ends - cut).argmin()]
+    documents = []
+    for text, start in zip(texts, ends - lengths):
+        place = max(0, cut - start)
+        documents += [('train', text[:place]), ('val', text[place:])]
+    return [(split, text) for split, text in documents if text]
+
+
+def files_at(path):
+    """The files of a path in order of name: a file, a folder of .txt files, or a glob."""
     if os.path.isdir(path):
         found = glob.glob(f'{glob.escape(path)}/**/*.txt', recursive=True)
     elif os.path.isfile(path):      # whose name may look like a pattern
@@ -105,43 +128,22 @@ def own_text(path):
         found = glob.glob(path, recursive=True)
     files = sorted({os.path.realpath(file) for file in found if os.path.isfile(file)})  # each once
     check(files, f"no text at '{path}': give a UTF-8 text file, a folder of .txt files, or a glob")
-    root = os.path.commonpath(files)        # the name of a folder with all files does not count
+    return files
+
+
+def documents_of(files):
+    """The documents of text files."""
     documents = []
-    held_out = []
     for file in files:
-        words = re.findall('[a-z]+', os.path.relpath(file, root).lower())
-        split = 'train' if HELD_OUT.isdisjoint(words) else 'val'
-        if split == 'val':
-            held_out.append(file)
-        documents += [(split, text) for text in read_text(file).split(EOT) if text.strip()]
-    if 0 < len(held_out) < len(files):
-        print(f'held out, by their names: {len(held_out)} of {len(files)} files, such as '
-              f'{held_out[0]}', file=sys.stderr)
-        return documents
-
-    # the names do not say what is held out
-    texts = [text for _, text in documents]
-    if len(texts) < 2:
-        print('held out: the last 5% of the text', file=sys.stderr)
-        text = ''.join(texts)
-        middle = int(0.95 * len(text))
-        return [('train', text[:middle]), ('val', text[middle:])]
-    print(f'held out: the first of {len(texts)} documents and every 20th after it', file=sys.stderr)
-    return [('train' if number % 20 else 'val', text) for number, text in enumerate(texts)]
-
-
-def read_text(file):
-    """The text of a file. ValueError if it is no text."""
-    kind = RECORDS.get(os.path.splitext(file)[1].lower())
-    check(not kind, f"'{file}' holds records, not text: write their texts into a .txt file, with "
-          f"{EOT} between them; datasets.load_dataset('{kind}', data_files='{file}') reads them")
-    with explain(f"cannot read '{file}'", 'give UTF-8 text', UnicodeDecodeError):
-        return Path(file).read_text(encoding='utf-8-sig')
+        with explain(f"cannot read '{file}'", 'give UTF-8 text', UnicodeDecodeError):
+            text = Path(file).read_text(encoding='utf-8-sig')
+        documents += [document for document in text.split(EOT) if document.strip()]
+    return documents
 
 
 # documents -> data/NAME ---------------------------------------------------------------------------
 
-def make(name, path=None, tokenizer=None, bpe=None, tokens=tokens, subset=subset,
+def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=tokens, subset=subset,
          overwrite=False):
     """
     Write data/NAME -> its meta. The arguments are the knobs above. If the same call has made it
@@ -149,35 +151,30 @@ def make(name, path=None, tokenizer=None, bpe=None, tokens=tokens, subset=subset
     """
     folder = f'data/{name}'
     call = dict(path=path, tokenizer=tokenizer, bpe=bpe, tokens=tokens, subset=subset)
+    if val_path is not None:
+        call['val_path'] = val_path
+        check(name not in ('torchdocs', 'fineweb'), '--val_path is for text of your own')
     check(re.fullmatch(r'\w[\w.-]*', name), f"'{name}' cannot be the name of a folder in data/")
     check(name not in tasks.TASKS, f"'{name}' is the name of a task: choose another one")
     check(name != 'torchdocs' or not path,
           f'text of your own needs a name of its own: python data.py NAME --path={path}')
     check(bpe is None or bpe > 256, f'bpe must be at least 257, the bytes and {EOT}, not {bpe}')
-    check(not bpe or name != 'fineweb', '--bpe holds all text in memory: fineweb is too large')
-    check(not bpe or not tokenizer, 'give --bpe or --tokenizer, not both')
+    check(not bpe or not tokenizer and name != 'fineweb', '--bpe trains a tokenizer, on text that '
+          'fits into memory: leave out --tokenizer, and use none on fineweb')
     if os.path.exists(folder) and not overwrite:
-        meta = read_meta(folder)
-        check(meta.get('call') == call, f'{folder} was made in another way: --overwrite replaces '
-              'it, or choose another name')
-        print(f'{folder} is there already, and the text was not read again: --overwrite makes it '
-              'anew', file=sys.stderr)
-        return meta
+        return found(folder, call)
     if os.path.exists(folder):
         others = sorted({*os.listdir(folder)} - OURS)
         check(not others, f'{folder} holds {others[:1]}, which would be lost: choose another name')
 
     # documents and encoding
     if name == 'fineweb':
-        source = path or 'HuggingFaceFW/fineweb'
-        documents = fineweb(source, subset)
-    elif name == 'torchdocs' or path == 'torchdocs':
-        source = 'torchdocs'
+        documents = fineweb(path or 'HuggingFaceFW/fineweb', subset)
+    elif name == 'torchdocs':
         documents = torchdocs()
     else:
         check(path, f'give the text: python data.py {name} --path=TEXT')
-        source = path
-        documents = own_text(path)
+        documents = own_text(path, val_path)
     if bpe is not None:
         documents = list(documents)         # read twice: to train the BPE, and to encode
         encoding = train_bpe([text for split, text in documents if split == 'train'], bpe)
@@ -185,23 +182,76 @@ def make(name, path=None, tokenizer=None, bpe=None, tokens=tokens, subset=subset
         encoding = open_text_encoding(tokenizer or ('gpt2' if name == 'fineweb' else 'bytes'))
     check(encoding.n_vocab <= 2 ** 16, f'{encoding.n_vocab} tokens, and uint16 has room for 65536: '
           'use another tokenizer')
+    documents = iter(documents)
+    first = list(itertools.islice(documents, 10))
+    for _, text in first:
+        check_comes_back(text[:100_000], encoding)
 
     # into a private folder, which gets its name when all is there; a kill leaves it behind
     os.makedirs('data', exist_ok=True)
     with tempfile.TemporaryDirectory(dir='data', prefix=f'{name}.') as private:
         new = f'{private}/new'
         os.mkdir(new)
-        counts = write(documents, encoding, new, tokens if name == 'fineweb' else math.inf)
         if encoding.name.startswith(STORED):
             encoding.save(new)
-        meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, source=source, call=call)
-        meta |= counts
-        write_json(meta, f'{new}/meta.json')
-        if overwrite and os.path.exists(folder):
+        # at first that of a part, since a full disk will have no room for it
+        meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, call=call)
+        write_json(meta | dict(complete=False), f'{new}/meta.json')
+        failure = None
+        try:
+            write(itertools.chain(first, documents), encoding, new,
+                  tokens if name == 'fineweb' else math.inf)
+            write_json(meta | dict(complete=True), f'{new}/meta.json')
+        except (ValueError, OSError, KeyboardInterrupt) as error:
+            for split, n in tokens_in(new).items():
+                os.truncate(f'{new}/{split}.bin', 2 * n)        # a full disk may halve a token
+            if name != 'fineweb' or worth(new) <= worth(folder):
+                raise
+            failure = error
+        if os.path.exists(folder) and (overwrite or worth(new) > worth(folder)):
             os.rename(folder, f'{private}/old')
-        os.rename(new, folder)
+        try:
+            os.rename(new, folder)
+        except OSError:
+            if not os.path.exists(folder):
+                raise
+            return found(folder, call)      # another process was faster
+    if failure:
+        print(f'{folder} keeps what was written: {in_words(folder)}', file=sys.stderr)
+        raise failure
+    return read_meta(folder)
+
+
+def found(folder, call):
+    """The meta of a folder that is there already. ValueError if it was made by another call."""
+    meta = read_meta(folder)
+    check(meta.get('call') == call, f'{folder} was made in another way: --overwrite replaces it, '
+          'or choose another name')
+    print(f'{folder} is there already: --overwrite makes it anew', file=sys.stderr)
     return meta
 
+
+def write(documents, encoding, folder, most_tokens):
+    """Documents -> train.bin and val.bin."""
+    n_tokens = 0
+    printed = time.monotonic()
+    with open(f'{folder}/train.bin', 'wb') as train, open(f'{folder}/val.bin', 'wb') as val:
+        bins = dict(train=train, val=val)
+        for split, text in documents:
+            ids = encoding.encode(text) + [encoding.eot_token]
+            bins[split].write(np.array(ids, dtype='<u2').tobytes())
+            val.flush()         # a disk that train.bin has filled would have no room for it
+            n_tokens += len(ids)
+            if n_tokens >= most_tokens:
+                break
+            if sys.stderr.isatty() and time.monotonic() > printed + 1:
+                printed = time.monotonic()
+                print(f'{n_tokens / 1e6:.1f}M tokens', end='\r', file=sys.stderr)
+    for split in SPLITS:
+        check(tokens_in(folder)[split], f'too little text: the {split} split is empty')
+
+
+# a folder of data/ --------------------------------------------------------------------------------
 
 def read_meta(folder):
     """What meta.json holds. nanoGPT's folders have none, and their tokens are gpt2's."""
@@ -212,30 +262,31 @@ def read_meta(folder):
     return dict(tokenizer='gpt2', vocab_size=50257)
 
 
-def write(documents, encoding, folder, most_tokens):
-    """Documents -> train.bin and val.bin; returns what meta.json says of the splits."""
-    from tqdm import tqdm
-    counts = {split: dict(documents=0, tokens=0, bytes=0) for split in SPLITS}
-    n_tokens = 0
-    bar = tqdm(total=None if most_tokens == math.inf else most_tokens, unit=' tokens',
-               unit_scale=True, leave=False, disable=None)
-    with open(f'{folder}/train.bin', 'wb') as train, open(f'{folder}/val.bin', 'wb') as val, bar:
-        bins = dict(train=train, val=val)
-        for number, (split, text) in enumerate(documents):
-            if number < 10:
-                check_comes_back(text[:100_000], encoding)
-            ids = encoding.encode(text) + [encoding.eot_token]
-            bins[split].write(np.array(ids, dtype='<u2').tobytes())
-            counts[split]['documents'] += 1
-            counts[split]['tokens'] += len(ids)
-            counts[split]['bytes'] += len(text.encode())
-            n_tokens += len(ids)
-            bar.update(len(ids))
-            if n_tokens >= most_tokens:
-                break
-    for split in SPLITS:
-        check(counts[split]['bytes'], f'too little text: the {split} split is empty')
-    return counts
+def tokens_in(folder):
+    """How many tokens each split has."""
+    return {split: os.path.getsize(f'{folder}/{split}.bin') // 2 for split in SPLITS}
+
+
+def in_words(folder):
+    """'900 tokens to train on and 100 held out (bytes)'."""
+    n = tokens_in(folder)
+    meta = read_meta(folder)
+    part = '' if meta.get('complete', True) else ', only a part of what was asked for'
+    return (f"{n['train']:,} tokens to train on and {n['val']:,} held out "
+            f"({meta['tokenizer']}){part}")
+
+
+def worth(folder):
+    """
+    What may replace what: inf for a whole data set, and for a part its tokens, but 0 if it has no
+    window for config/groups.py.
+    """
+    if not os.path.exists(folder):
+        return 0
+    if read_meta(folder).get('complete', True):
+        return math.inf
+    n = tokens_in(folder)
+    return n['train'] if min(n.values()) > 512 else 0
 
 
 def check_comes_back(text, encoding):
@@ -252,7 +303,9 @@ def check_comes_back(text, encoding):
 def open_encoding(name, folder=None):
     """The encoding of this name: the words of a task, or that of open_text_encoding."""
     check(name, 'this model came without a tokenizer.json, so it cannot read or write text')
-    return tasks.Words(name) if tasks.is_task(name) else open_text_encoding(name, folder)
+    if tasks.is_task(name):
+        return tasks.Problems(name).encoding
+    return open_text_encoding(name, folder)
 
 
 def open_data(name, model_tokenizer=None, vocab_size=math.inf):
@@ -285,19 +338,33 @@ def held_out_windows(checkpoint, n, dataset=None, dev='cpu'):
     examples = open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
                          args['vocab_size'])
     T = args['block_size']
-    numbers = examples.spread(n, T)
+    numbers = spread(examples, n, T)
     idx, targets = examples.held_out(numbers, T)
     depth = examples.depths(T)[numbers] if examples.is_task else None
     return examples, idx.to(dev), targets.to(dev), depth
 
 
-class Text(Examples):
-    """The tokens of data/NAME, with its splits as uint16 memmaps."""
+class Text:
+    """
+    The tokens of data/NAME, with its splits as uint16 memmaps. A task (tasks.Problems) has the same
+    methods, its labels' depths(T), and these attributes:
+
+        name, description       of the data set, or of the task without its knobs; in words
+        sha256                  of what is trained on: --resume refuses another one
+        tokenizer, vocab_size   the name of its encoding; how many tokens there are
+        tokenizer_json          the TokenizerJson of that name; None if it is no such file
+        is_task                 only some tokens have labels, and accuracy counts, not the loss
+    """
     is_task = False
+    tokenizer_json = None
 
     def __init__(self, name):
         folder = f'data/{name}'
-        check(os.path.exists(f'{folder}/train.bin'), no_data_set(name))
+        prepared = [file.parent.name for file in Path('data').glob('*/train.bin')]
+        check(name in prepared, f"no data set or task '{name}'"
+              f"{did_you_mean(name, [*tasks.TASKS, 'torchdocs', *prepared])} (text is prepared "
+              f'with python data.py {name} --path=TEXT; a task in a file of your own needs that '
+              'file behind the script)')
         meta = read_meta(folder)
         self.name = name
         self.folder = folder
@@ -307,7 +374,7 @@ class Text(Examples):
         self.vocab_size = meta['vocab_size']
         if self.tokenizer.startswith(STORED):
             self.tokenizer_json = open_text_encoding(self.tokenizer, folder)
-        self.description = f'{name}: {len(self.train):,} tokens ({self.tokenizer})'
+        self.description = f'{name}: {in_words(folder)}'
 
     @functools.cached_property
     def sha256(self):
@@ -320,7 +387,10 @@ class Text(Examples):
               'with a next token: lower --block_size')
 
     def batch(self, rng, rows, T, mine=slice(None)):
-        """Random windows of the training text, the slice `mine` of them: x, y (B, T)."""
+        """
+        Draw `rows` windows of the training text, the same in all processes -> those in the slice
+        `mine`: x, y (B, T) int64.
+        """
         return windows(self.train, rng.integers(len(self.train) - T, size=rows)[mine], T)
 
     def n_held_out(self, T):
@@ -332,15 +402,6 @@ class Text(Examples):
         return windows(self.val, T * np.asarray(numbers), T)
 
 
-def no_data_set(name):
-    """The error message for a name that is neither a task nor a folder of data/."""
-    prepared = [file.parent.name for file in Path('data').glob('*/train.bin')]
-    hint = did_you_mean(name, [*tasks.TASKS, 'torchdocs', *prepared])
-    flag = '' if name == 'fineweb' else ' --path=TEXT'
-    return (f"no data set or task '{name}'{hint} (text is prepared with python data.py {name}{flag}"
-            '; a task in a file of your own needs that file behind the script)')
-
-
 def windows(ids, starts, T):
     """x, y (B, T) int64: the T tokens from each of the starts, and the same shifted by one."""
     rows = np.lib.stride_tricks.sliding_window_view(ids, T + 1)[starts]             # (B, T + 1)
@@ -349,15 +410,9 @@ def windows(ids, starts, T):
 
 
 def main():
-    meta = make(name, path, tokenizer, bpe, tokens, subset, overwrite)
-    for split in SPLITS:
-        print(f"data/{name}/{split}.bin: {meta[split]['documents']:,} documents, "
-              f"{meta[split]['bytes'] / 1e6:.1f} MB of text, {meta[split]['tokens']:,} tokens "
-              f"({meta['tokenizer']})")
-    if name == 'fineweb':       # the paper's model; the default one is for a laptop
-        print('next: python train.py config/groups.py')
-    else:
-        print(f'next: python train.py --dataset={name} --out_dir=out-{name}')
+    make(name, path, val_path, tokenizer, bpe, tokens, subset, overwrite)
+    print(f'data/{name}: {in_words(f"data/{name}")}; next: python train.py --dataset={name} '
+          f'--out_dir=out-{name}')
 
 
 if __name__ == '__main__':

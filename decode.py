@@ -6,9 +6,9 @@ Decoding: a prompt in, tokens out, one by one, as drafts that are checked, or as
     one_by_one      each token takes its loops, or those of the exit rule
     warm_start      the same, but its loops start from the last states of the token before it
                     (Geiping App. D.6)
-    Drafts          guess some tokens with few loops, check them with all of them at once: the text
+    drafts          guess some tokens with few loops, check them with all of them at once: the text
                     is that of one_by_one (self-speculation, Geiping 5)
-    Wave            several tokens at once, each at its own depth (Geiping et al. 2025b, arXiv
+    wave            several tokens at once, each at its own depth (Geiping et al. 2025b, arXiv
                     2510.14961)
 
 One seed is one text: the token at a place is drawn by (seed, place) alone, however it is decoded.
@@ -16,52 +16,61 @@ One seed is one text: the token at a place is drawn by (seed, place) alone, howe
     B, T, V     rows; tokens of a pass; vocab_size
     place       of a token in the whole text; its position is that in the context window
     plan        a loops.Plan: the loop budget, the rule, the noise and the cache of all passes
-    decoder     anything called as (model, plan, text, most) -> tokens (B, t), their loop steps
-                (B, t, groups): the next t tokens of a Text, at most `most`, maybe none
 """
 import math
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 import torch
 
 from cache import Span, make_cache
+from exits import check_finite
 from loops import derived_seed, of_groups
 
-# draws --------------------------------------------------------------------------------------------
+# text ---------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=64)      # drafts and waves draw the token at a place several times
-def gumbel(seed, place, V):
-    """Noise (V,): argmax(log p + gumbel) is a draw from p (the Gumbel-max trick)."""
-    generator = torch.Generator().manual_seed(derived_seed(seed, 'token', place))
-    return -torch.empty(V).exponential_(generator=generator).log()
-
-
-def pick(logits, places, seeds, temperature=1.0, top_k=None):
+@torch.no_grad()
+def stream(model, idx, n_new, plan, decoder=None, cache='exact', **draws):
     """
-    Logits (B, T, V) -> tokens (B, T), those at `places` (T,) of rows with these seeds (B,).
-    temperature 0: the likeliest. top_k: draw among so many likeliest ones, None = all.
+    Continue prompts idx (B, T): yield tokens (B, t) and their loop steps (B, t, groups), n_new
+    tokens in all.
+
+    decoder: see Decoder; None = one by one. cache: see cache.slots_of. draws: seed (row b has seed
+    + b), temperature, top_k, see pick. ValueError for what does not fit together.
     """
-    if temperature == 0:
-        return logits.argmax(-1)
-    logits = logits.float() / temperature
-    V = logits.shape[-1]
-    if top_k is not None:
-        least = logits.topk(min(top_k, V)).values[..., -1:]
-        logits = logits.masked_fill(logits < least, -math.inf)
-    noise = [torch.stack([gumbel(seed, place, V) for place in places]) for seed in seeds]
-    return (logits + torch.stack(noise).to(logits.device)).argmax(-1)
+    decoder = decoder or OneByOne()
+    if n_new < 1 or idx.numel() == 0:
+        raise ValueError('the prompt and the text must have at least one token each')
+    check_final(plan.rule)
+    if decoder.one_row and len(idx) > 1:
+        raise ValueError(f'{type(decoder).__name__} continues one row, not {len(idx)}')
+    decoder.check_plan(model, plan)
+    text = Text(idx, model.config.block_size, **draws)
+    window = None
+    while n_new > 0:
+        if window != text.start:        # at first, and when the context window has moved: read it
+            window = text.start
+            plan = replace(plan, cache=make_cache(model, plan.counts, cache))
+            context = text.idx[:, window:]
+            logits, results = run(model, context, 0, plan)
+            decoder.begin(results)
+            tokens = text.draw(logits[:, -1:])
+            steps_used = of_groups(results, 'steps_used', context)[:, -1:]
+        else:
+            tokens, steps_used = decoder(model, plan, text, n_new)
+        if tokens.shape[1] > 0:
+            yield tokens, steps_used
+        text.idx = torch.cat((text.idx, tokens), dim=1)
+        n_new -= tokens.shape[1]
 
 
 class Text:
     """
-    Rows of tokens idx (B, n) that are being continued, and how their next tokens are drawn.
-
-    Of a prompt the last block_size tokens are kept. results: what the groups put out in the pass
-    over the prompt, later in the last one of warm_start or one_by_one. wave: the Columns of a Wave.
+    Rows of tokens idx (B, n) that are being continued, and how their next tokens are drawn. Of a
+    prompt the last block_size tokens are kept.
     """
 
     def __init__(self, idx, block_size, seed=0, temperature=1.0, top_k=None):
@@ -75,8 +84,6 @@ class Text:
         self.seeds = [seed + b for b in range(len(idx))]
         self.temperature = temperature
         self.top_k = top_k
-        self.results = None
-        self.wave = None
 
     @property
     def start(self):
@@ -117,13 +124,14 @@ def read(model, idx, plan, cache='exact'):
     """
     Given tokens idx (B, T) -> logits (B, T, V), loop steps kept and computed (B, T, groups).
 
-    cache: 'exact', all tokens in one pass. Otherwise they are read one after another, with this
-    cache (see cache.slots_of): each reads what earlier ones have kept. As many slots as loop steps
-    give what the one pass gives. ValueError for a rule that wakes with another cache than 'exact'.
+    cache: 'exact' = all tokens in one pass, which needs no cache. Otherwise they are read one after
+    another, with this cache (see cache.slots_of): each reads what earlier ones have kept. As many
+    slots as loop steps give what the one pass gives. ValueError for a rule that wakes with another
+    cache than 'exact'.
     """
     T = idx.shape[1]
     width = T
-    if cache not in ('exact', 'auto'):
+    if cache != 'exact':
         check_final(plan.rule)
         width = 1
         plan = replace(plan, cache=make_cache(model, plan.counts, cache, T))
@@ -144,24 +152,69 @@ def check_final(rule):
 
 
 # decoders -----------------------------------------------------------------------------------------
-#
-# Drafts and Wave say which cache they need, and `check` is a ValueError if the model or the plan
-# does not suit them. What a decoder remembers of a text hangs on the Text, so that one object
-# serves many of them.
 
-def one_by_one(model, plan, text, most):
+class Decoder:
+    """
+    How the next tokens of a text are made. To add one, write a subclass, and a line in DECODERS. If
+    it is a dataclass, its fields are the arguments of --decoder=NAME:field=value.
+
+    One object serves one text after another: what it remembers of a text it forgets in `begin`.
+    """
+    cache = None            # the cache that it needs, 'exact' or 'latest'; None = any
+    rule = None             # if it cannot do without an exit rule: its own, (name, tau)
+    one_row = True          # does it continue one row alone?
+
+    def check_plan(self, model, plan):
+        """ValueError if the model or the plan does not suit it."""
+
+    def begin(self, results):
+        """The context window was read, at first or after it has moved. results: of its groups."""
+
+    def __call__(self, model, plan, text, most):
+        """
+        The next t tokens of a Text, at most `most`, maybe none -> (B, t), their loop steps (B, t,
+        groups). A pass must fit into the block: text.position + its tokens <= text.block_size.
+        """
+        raise NotImplementedError
+
+    def in_words(self, plan, words):
+        """What sample.py prints. words: the loops and the rule of the plan."""
+        return words
+
+    @property
+    def widths(self):
+        """How many tokens its passes have, for compiled.compile_passes."""
+        return {1}
+
+
+@dataclass
+class OneByOne(Decoder):
     """One token, from noise."""
-    logits, text.results = run(model, text.last, text.position, plan)
-    return text.draw(logits), of_groups(text.results, 'steps_used', text.last)
+    one_row = False
+
+    def __call__(self, model, plan, text, most):
+        logits, results = run(model, text.last, text.position, plan)
+        return text.draw(logits), of_groups(results, 'steps_used', text.last)
 
 
-def warm_start(model, plan, text, most):
+@dataclass
+class WarmStart(Decoder):
     """One token, from what the groups put out for the token before it."""
-    if not reads_input(model):
-        raise ValueError('a warm start begins with the states of another token, so it needs a '
-                         'model whose loop steps read their input')
-    warm = [group.output(result['x'][:, -1:]) for group, result in zip(model.groups, text.results)]
-    return one_by_one(model, replace(plan, warm=warm), text, most)
+    one_row = False
+
+    def check_plan(self, model, plan):
+        if not reads_input(model):
+            raise ValueError('a warm start begins with the states of another token, so it needs a '
+                             'model whose loop steps read their input')
+
+    def begin(self, results):
+        self.results = results
+
+    def __call__(self, model, plan, text, most):
+        warm = [group.output(result['x'][:, -1:])
+                for group, result in zip(model.groups, self.results)]
+        logits, self.results = run(model, text.last, text.position, replace(plan, warm=warm))
+        return text.draw(logits), of_groups(self.results, 'steps_used', text.last)
 
 
 def reads_input(model):
@@ -169,26 +222,42 @@ def reads_input(model):
     return all(group.adapter.reads_e for group in model.groups)
 
 
-class Drafts:
+@dataclass
+class Drafts(Decoder):
     """
     Draft up to `tokens` tokens with `loops` loops, then run them side by side with all loops, and
     keep those that agree. Both use the same draws, so that the text is that of one_by_one.
+
+    loops: None = a quarter of the budget. check: the budget in bench.py; None = that of the plan.
     """
+    loops: int | None = None
+    tokens: int = 4
+    check: int | None = None
     cache = 'exact'
 
-    def __init__(self, loops, tokens=4):
-        self.loops = loops
-        self.tokens = tokens
+    def draft_loops(self, plan):
+        budget = min(plan.counts, default=1)
+        return max(1, round(budget / 4)) if self.loops is None else self.loops
 
-    def check(self, model, plan):
-        if not 1 <= self.loops < min(plan.counts, default=1):
-            raise ValueError(f'draft_loops must lie between 1 and n_loop - 1, not {self.loops}')
+    def check_plan(self, model, plan):
+        if not 1 <= self.draft_loops(plan) < min(plan.counts, default=1):
+            raise ValueError('the loops of drafts must lie between 1 and n_loop - 1, not '
+                             f'{self.draft_loops(plan)}')
+        if self.tokens < 1:
+            raise ValueError(f'drafts need at least 1 token, not {self.tokens}')
+
+    def in_words(self, plan, words):
+        return f'drafts of {self.draft_loops(plan)} checked by {words}'
+
+    @property
+    def widths(self):
+        return {1, 1 + self.tokens}         # the check reads the token before the drafts, too
 
     def __call__(self, model, plan, text, most):
-        # the window and `most` need room for the token that the check adds
+        # the check adds a token, for which the window and `most` need room
         position = text.position
         room = min(self.tokens, text.block_size - 1 - position, most - 1)
-        few_loops = replace(plan, counts=[self.loops] * len(plan.counts), rule=None)
+        few_loops = replace(plan, counts=[self.draft_loops(plan)] * len(plan.counts), rule=None)
         inputs = text.last                              # last, d1, d2 ...: (1, 1 + room)
         for i in range(room):
             logits, _ = run(model, inputs[:, -1:], position + i, few_loops)
@@ -205,7 +274,19 @@ class Drafts:
         return checked[:, :kept], of_groups(results, 'steps_used', inputs)[:, :kept]
 
 
-class Wave:
+@dataclass
+class Column:
+    """A token of a wave."""
+    token: int                      # its input
+    states: list                    # of each group, (C,); NaN before its first pass
+    memos: list                     # of the rule in each group, (any,) or None
+    streak: np.ndarray              # small signals in a row, (groups,)
+    age: int = 0                    # passes since its input last changed
+    passes: int = 0                 # passes since it joined
+
+
+@dataclass
+class Wave(Decoder):
     """
     Up to `width` tokens go through the model side by side, pass by pass: all layers and the head,
     with `steps` loop steps in each group. Each token goes on from its own last states, and what it
@@ -229,18 +310,16 @@ class Wave:
     The rule is applied to the change of a token's states from one pass to the next; the token keeps
     its last states, whatever rule.keep says. Its loop steps are all those since it joined.
 
-    trace: a list, to which each pass appends dict(position=of the first token, inputs, tokens, age,
-    leave=how many tokens leave).
+    trace: None, or a list, to which each pass appends dict(position=of the first token, inputs,
+    tokens, age, leave=how many tokens leave).
     """
+    width: int = 8
+    steps: int = 1
     cache = 'latest'
-    tau = 0.003             # the threshold of norm_rel at which texts are those of many loops
+    rule = 'norm_rel', 0.003        # at this threshold texts are those of many loops
+    trace = None
 
-    def __init__(self, width, steps=1, trace=None):
-        self.width = width
-        self.steps = steps
-        self.trace = trace
-
-    def check(self, model, plan):
+    def check_plan(self, model, plan):
         if self.width < 1:
             raise ValueError(f'a wave needs a width of at least 1, not {self.width}')
         # inputs change while a wave loops; and a token knows nothing but its own last states
@@ -249,195 +328,140 @@ class Wave:
             raise ValueError('a wave needs a model with recurrent groups that read their input in '
                              'every step, and a rule that reads the states of a token alone')
 
+    def in_words(self, plan, words):
+        return f'a wave of {self.width}, {words}'
+
+    @property
+    def widths(self):
+        return {self.width}
+
+    def begin(self, results):
+        self.columns = []
+        self.says = []              # the predictions of the columns in the last pass
+
     def __call__(self, model, plan, text, most):
-        if text.wave is None or text.wave.window != text.start:
-            text.wave = Columns(text, len(model.groups))
-        wave = text.wave
-        counts = model.loop_counts(self.steps)
+        self.join(model, text, most)
+        predictions = self.run_pass(model, plan, text)                          # (1, w)
+        return self.leave(model, plan, text, predictions)
 
-        # a pass, in which a token joins at the end, up to `width`
-        n = len(wave.age)
-        w = min(n + 1, self.width, text.block_size - text.position, most)
-        guesses = torch.tensor([wave.guesses[:w - 1]], dtype=torch.long, device=text.idx.device)
-        inputs = torch.cat((text.last, guesses), dim=1)                         # (1, w)
-        wave.resize(w)
-        warm = None
-        known = None
-        if n > 0:
-            warm = wave.states
-            known = torch.arange(w, device=inputs.device) < n   # a token that joins begins in noise
+    def join(self, model, text, most):
+        """A token joins at the end; no more than fit into the width, the block and the text."""
+        if len(self.columns) == min(self.width, text.block_size - text.position, most):
+            return
+        groups = len(model.groups)
+        token = self.says[-1] if self.columns else text.last.item()
+        unknown = torch.full((model.config.n_embd,), math.nan, device=text.idx.device)
+        self.columns.append(Column(token, [unknown] * groups, [None] * groups,
+                                   np.zeros(groups, dtype=int)))
+
+    def run_pass(self, model, plan, text):
+        """All columns through the model -> what they predict (1, w)."""
+        columns = self.columns
+        before = [torch.stack(states) for states in zip(*(column.states for column in columns))]
+        inputs = torch.tensor([[column.token for column in columns]], device=text.idx.device)
         logits, results = run(model, inputs, text.position, replace(
-            plan, counts=counts, rule=None, warm=warm, warm_tokens=known))
-        says = text.draw(logits)                                                # (1, w)
-        predictions = says[0].tolist()          # waits for the device
+            plan, counts=model.loop_counts(self.steps), rule=None,
+            warm=[states[None] for states in before]))
+        for column in columns:
+            column.age += 1
+            column.passes += 1
+        for g, result in enumerate(results):
+            self.judge(g, before[g], result['x'][0], plan.rule, model.readout)
+        return text.draw(logits)
 
-        # the leading tokens that are settled leave
-        read = model.reader(plan.rule) if plan.rule else None
-        wave.after_pass([result['x'] for result in results], plan.rule, read)
-        settled = np.zeros(w, dtype=bool)
-        if plan.rule:
-            settled = (wave.streak >= plan.rule.hits).all(axis=1)
+    def judge(self, g, before, after, rule, logits_of):
+        """A step of group g, states (w, C): the rule's signal, and how often it has been small."""
+        columns = self.columns
+        check_finite(after)
+        for column, state in zip(columns, after):
+            column.states[g] = state
+        if rule is None:
+            return
+        memos = stack_known([column.memos[g] for column in columns])
+        value, memos = rule.observe(before, after, memos, logits_of)
+        small = rule.is_small(value, after, np.array([column.passes for column in columns]))
+        for i, column in enumerate(columns):
+            column.memos[g] = None if memos is None else memos[i]
+            # the first pass with an input tells of the change of the input
+            is_small = small[i] and column.age > 1
+            column.streak[g] = column.streak[g] + 1 if is_small else 0
+
+    def leave(self, model, plan, text, predictions):
+        """The leading columns that are certain leave -> their predictions and loop steps."""
+        columns = self.columns
+        counts = model.loop_counts(self.steps)
+        says = predictions[0].tolist()          # waits for the device
         most_passes = max(math.ceil(budget / steps) for budget, steps in zip(plan.counts, counts))
-        settled[0] |= wave.age[0] >= most_passes
-        is_new = [False] + [a != b for a, b in zip(predictions, inputs[0, 1:].tolist())]
-        leave = 0
-        while leave < w and settled[leave] and not is_new[leave]:
-            leave += 1
+        n = 0
+        for i, column in enumerate(columns):
+            settled = plan.rule is not None and (column.streak >= plan.rule.hits).all()
+            if i == 0:
+                settled |= column.age >= most_passes
+            elif column.token != says[i - 1]:
+                settled = False
+            if not settled:
+                break
+            n += 1
         if self.trace is not None:
             self.trace.append(dict(position=text.n_cut + text.idx.shape[1] - 1,
-                                   inputs=inputs[0].tolist(), tokens=predictions,
-                                   age=wave.age.tolist(), leave=leave))
-        steps_used = torch.tensor(wave.passes[:leave, None] * counts, device=says.device)
-        wave.guesses = predictions
-        wave.age[is_new] = 0
-        wave.drop(leave)
-        return says[:, :leave], steps_used[None]
+                                   inputs=[column.token for column in columns], tokens=says,
+                                   age=[column.age for column in columns], leave=n))
+        steps_used = [[[column.passes * steps for steps in counts] for column in columns[:n]]]
+
+        # what a token predicts is the input of the next one
+        for column, token in zip(columns[1:], says):
+            if column.token != token:
+                column.token = token
+                column.age = 0
+        self.columns = columns[n:]
+        self.says = says
+        shape = 1, n, len(counts)
+        return predictions[:, :n], torch.tensor(steps_used, device=text.idx.device).view(shape)
 
 
-class Columns:
-    """The n tokens of a wave, and what is known of each after a pass."""
-
-    def __init__(self, text, n_groups):
-        self.window = text.start
-        self.guesses = []                               # what each predicts: the next one's input
-        self.age = np.zeros(0, dtype=int)               # passes since its input last changed
-        self.passes = np.zeros(0, dtype=int)            # passes since it joined
-        self.streak = np.zeros((0, n_groups), dtype=int)        # small signals in a row
-        self.states = [None] * n_groups                 # of each group, (1, n, C)
-        self.memos = [None] * n_groups                  # of the rule in each group, (1, n, any)
-        # the pass of a token in which the rule has a signal: changes of state need two passes,
-        # changes of changes need three
-        self.first_signal = 2
-
-    def resize(self, w):
-        """The first w tokens, with new ones at the end."""
-        grow = max(0, w - len(self.age))
-        self.age = np.pad(self.age[:w], (0, grow))
-        self.passes = np.pad(self.passes[:w], (0, grow))
-        self.streak = np.pad(self.streak[:w], ((0, grow), (0, 0)))
-        self.states = [resized(x, w) for x in self.states]
-        self.memos = [resized(memo, w) for memo in self.memos]
-
-    def drop(self, leave):
-        """The first tokens leave."""
-        self.guesses = self.guesses[leave:]
-        self.age = self.age[leave:]
-        self.passes = self.passes[leave:]
-        self.streak = self.streak[leave:]
-        self.states = [x[:, leave:] for x in self.states]
-        self.memos = [None if memo is None else memo[:, leave:] for memo in self.memos]
-
-    def after_pass(self, states, rule, read):
-        """Count a pass, and the rule's small signals in it. states: of each group, after it."""
-        self.age += 1
-        self.passes += 1
-        if rule:
-            for g, (before, after) in enumerate(zip(self.states, states)):
-                if before is None:
-                    before = torch.zeros_like(after)
-                value, self.memos[g] = rule.signal(before, after, self.memos[g], read)
-                if value is None:
-                    self.first_signal = 3
-                else:
-                    value = value[0]                                            # (n,)
-                self.streak[:, g] = rule.streak(value, self.streak[:, g])
-            no_signal = (self.passes < self.first_signal) | (self.age == 1)
-            self.streak[no_signal] = 0
-        self.states = states
-
-
-def resized(x, w):
-    """x (1, n, any) -> (1, w, any), its first tokens, or with zeros behind them: a new tensor."""
-    if x is None:
+def stack_known(memos):
+    """Memos (any,) of which some may be None -> (w, any), those as NaN; None if all are None."""
+    known = next((memo for memo in memos if memo is not None), None)
+    if known is None:
         return None
-    n = min(w, x.shape[1])
-    new = x.new_zeros(1, w, *x.shape[2:])
-    new[:, :n] = x[:, :n]
-    return new
+    unknown = torch.full_like(known, math.nan)
+    return torch.stack([unknown if memo is None else memo for memo in memos])
 
 
-def decoder_of(draft_loops=0, wave=0):
-    """Drafts of so many loops, a Wave of so many tokens, or one_by_one."""
-    if draft_loops and wave:
-        raise ValueError('drafts and a wave are two decoders: give draft_loops or wave')
-    if wave:
-        return Wave(wave)
-    return Drafts(draft_loops) if draft_loops else one_by_one
+DECODERS = dict(one_by_one=OneByOne, warm_start=WarmStart, drafts=Drafts, wave=Wave)
 
 
-# compiled passes ----------------------------------------------------------------------------------
+def decoder_of(decoder=None):
+    """A Decoder, or its name in DECODERS with arguments, such as 'wave:width=8'; None = None."""
+    if isinstance(decoder, str):
+        from common.configurator import build
+        return build(decoder, DECODERS, 'decoder')
+    return decoder
 
-class Recorded:
+
+# draws --------------------------------------------------------------------------------------------
+
+@lru_cache(maxsize=64)      # drafts and waves draw the token at a place several times
+def gumbel(seed, place, V):
+    """Noise (V,): argmax(log p + gumbel) is a draw from p (the Gumbel-max trick)."""
+    generator = torch.Generator().manual_seed(derived_seed(seed, 'token', place))
+    return -torch.empty(V).exponential_(generator=generator).log()
+
+
+def pick(logits, places, seeds, temperature=1.0, top_k=None):
     """
-    Passes over one cache as CUDA graphs: a setting is recorded at its second call, and later calls
-    run the same kernels for other tokens. There the host needs more time to launch the kernels of a
-    pass than the card to run them, and recording takes a fraction of a second, not minutes.
-
-    A graph always reads and writes the memory with which it was recorded: the cache, and the
-    tensors of that call. So nobody else may use these.
+    Logits (B, T, V) -> tokens (B, T), those at `places` (T,) of rows with these seeds (B,).
+    temperature 0: the likeliest. top_k: draw among so many likeliest ones, None = all.
     """
-
-    def __init__(self, run):
-        self.run = run
-        self.cache = None
-        self.graphs = {}            # {setting: None, or (graph, its inputs, its outputs)}
-
-    def __call__(self, idx, plan):
-        if plan.cache is not self.cache:        # another text, or its window has moved
-            self.cache = plan.cache
-            self.graphs = {}
-        inputs = [idx, plan.span.pos, plan.span.mask, *(plan.warm or [])]
-        if plan.warm_tokens is not None:
-            inputs.append(plan.warm_tokens)
-        setting = idx.shape, tuple(plan.counts), len(inputs)
-        if setting not in self.graphs:
-            self.graphs[setting] = None         # this call initialises the kernels
-            return self.run(idx, plan)
-        if self.graphs[setting] is None:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):       # nothing is computed yet
-                outputs = self.run(idx, plan)
-            self.graphs[setting] = graph, inputs, outputs
-        graph, memory, (x, results) = self.graphs[setting]
-        for mine, new in zip(memory, inputs):
-            mine.copy_(new)
-        graph.replay()
-        return x.clone(), [result | dict(x=result['x'].clone()) for result in results]
-
-
-def compile_passes(model, widths=(1, 5), **how):
-    """
-    Compile the passes over new tokens, if they have one of these widths, from now on: a graph for
-    each of them, at any place. On CUDA they are recorded. how: for torch.compile.
-
-    A pass with an exit rule stays as it is, since the host decides after each loop step and
-    compiling saves next to nothing; so does reading a prompt.
-    """
-    eager = model.hidden
-    if model.lm_head.weight.is_cuda:
-        whole = Recorded(eager)
-    else:
-        how = how or dict(options={'cpp_wrapper': True})
-        whole = torch.compile(eager, dynamic=False, fullgraph=True, **how)
-
-    def hidden(idx, plan):
-        T = idx.shape[1]
-        if plan.rule or plan.cache is None or plan.span.start == 0 or T not in widths:
-            return eager(idx, plan)
-        span = Span(plan.span.start, T, idx.device, all_of=model.config.block_size)
-        # copies: the strides of a graph's inputs are those that it was compiled with
-        warm = plan.warm and [own_copy(x) for x in plan.warm]
-        x, results = whole(own_copy(idx), replace(plan, span=span, warm=warm, passes=None))
-        if plan.passes is not None:
-            plan.passes.append(of_groups(results, 'evals', idx))
-        return x, results
-
-    model.hidden = hidden
-
-
-def own_copy(x):
-    """A copy without gaps, in memory that nobody else uses."""
-    return x.clone(memory_format=torch.contiguous_format)
+    if temperature == 0:
+        return logits.argmax(-1)
+    logits = logits.float() / temperature
+    V = logits.shape[-1]
+    if top_k is not None:
+        least = logits.topk(min(top_k, V)).values[..., -1:]
+        logits = logits.masked_fill(logits < least, -math.inf)
+    noise = [torch.stack([gumbel(seed, place, V) for place in places]) for seed in seeds]
+    return (logits + torch.stack(noise).to(logits.device)).argmax(-1)
 
 
 def use_one_thread(model):
@@ -449,48 +473,6 @@ def use_one_thread(model):
         torch.set_num_threads(1)
 
 
-# text ---------------------------------------------------------------------------------------------
-
-@torch.no_grad()
-def stream(model, idx, n_new, plan, decoder=one_by_one, cache='auto', **draws):
-    """
-    Continue prompts idx (B, T): yield tokens (B, t) and their loop steps (B, t, groups), n_new
-    tokens in all.
-
-    cache: see cache.slots_of; 'auto' is what the decoder needs, or 'exact'. draws: seed (row b has
-    seed + b), temperature, top_k, see pick. ValueError for what does not fit together.
-    """
-    if n_new < 1 or idx.numel() == 0:
-        raise ValueError('the prompt and the text must have at least one token each')
-    check_final(plan.rule)
-    needed = getattr(decoder, 'cache', None)
-    if cache == 'auto':
-        cache = needed or 'exact'
-    if needed:
-        name = type(decoder).__name__
-        decoder.check(model, plan)
-        if cache != needed:
-            raise ValueError(f"{name} needs cache='{needed}', not {cache!r}")
-        if len(idx) > 1:
-            raise ValueError(f'{name} continues one row, not {len(idx)}')
-    text = Text(idx, model.config.block_size, **draws)
-    window = None
-    while n_new > 0:
-        if window != text.start:        # at first, and when the context window has moved: read it
-            window = text.start
-            plan = replace(plan, cache=make_cache(model, plan.counts, cache))
-            context = text.idx[:, window:]
-            logits, text.results = run(model, context, 0, plan)
-            tokens = text.draw(logits[:, -1:])
-            steps_used = of_groups(text.results, 'steps_used', context)[:, -1:]
-        else:
-            tokens, steps_used = decoder(model, plan, text, n_new)
-        if tokens.shape[1] > 0:
-            yield tokens, steps_used
-        text.idx = torch.cat((text.idx, tokens), dim=1)
-        n_new -= tokens.shape[1]
-
-
 # the demonstration --------------------------------------------------------------------------------
 
 def main():
@@ -499,13 +481,14 @@ def main():
     from loops import Plan
     from model import GPT
     model = GPT.load('pretrained/text')
-    trace = []
+    wave = Wave()
+    wave.trace = []
     plan = Plan(model.loop_counts(30), make_exit('norm_rel', 0.01))
     prompt = torch.tensor([[*b'The method returns ']])
-    for _ in stream(model, prompt, 24, plan, Wave(8, trace=trace), temperature=0):
+    for _ in stream(model, prompt, 24, plan, wave, 'latest', temperature=0):
         pass
     print(main.__doc__)
-    for number, one_pass in enumerate(trace, start=1):
+    for number, one_pass in enumerate(wave.trace, start=1):
         line = '   ' * (one_pass['position'] - prompt.shape[1])
         for i, token in enumerate(one_pass['tokens']):
             line += chr(token).replace(' ', '_') + ('* ' if i < one_pass['leave'] else '  ')

@@ -15,12 +15,13 @@ Paper: Eq. 3 (step norm), Eq. 4 (KL), Eq. 5 and 6 (acceleration), Algorithm 1.
     x0, x1   the states before and after step k, float32
     delta    x1 - x0, the update (Eq. 1, which counts steps from 0)
     B, T     rows, tokens of a pass
-    N        tokens that are awake, of all rows
+    N        tokens that take a step, of all rows
 """
-import json
-import os
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 
 import numpy as np
@@ -48,56 +49,60 @@ def algorithm_1(f, x0, tau, k_max):
     return x0, k                                        # line 17: x_star
 
 
-# signals: (x0, x1, memo, read) -> (value, memo) ---------------------------------------------------
+# signals: (x0, x1, memo, logits_of) -> (value, memo) ----------------------------------------------
 #
-#     x0, x1    (..., C)
-#     memo      what the signal passed on in the token's last step, a tensor (..., any) or None; in
-#               its first step None. It should tell of that step alone: if the rule wakes, steps
-#               that a token sleeps through are not counted
-#     read      state (..., C) -> logits (..., V), see Exit.reads
-#     value     (...), compared with tau; None while it is undefined, which counts as not small. A
-#               yes-or-no signal is 0 where a token may exit and 1 elsewhere, with a tau of 0.5
+#     x0, x1      (..., C)
+#     memo        what the signal returned after the token's last step, a tensor (..., any) or None;
+#                 None in its first step. A sleeping token takes steps of length 0, from x to x, so
+#                 after waking the memo is that of such a step: a signal that divides by the length
+#                 of the last step must survive a 0
+#     logits_of   state (..., C) -> logits (..., V), see Exit.reads
+#     value       (...), compared with tau. NaN = not known yet for this token, which counts as not
+#                 small. A yes-or-no signal is 0 where a token may exit and 1 elsewhere, with a tau
+#                 of 0.5
 
-def norm(x0, x1, memo, read):
+def norm(x0, x1, memo, logits_of):
     """Eq. 3, the step norm."""
     return vector_norm(x1 - x0, dim=-1), None
 
 
-def norm_rel(x0, x1, memo, read):
+def norm_rel(x0, x1, memo, logits_of):
     """The step norm over the norm of the state that the step started from (below Eq. 3)."""
     return vector_norm(x1 - x0, dim=-1) / (vector_norm(x0, dim=-1) + EPS), None
 
 
-def kl(x0, x1, memo, read):
+def kl(x0, x1, memo, logits_of):
     """Eq. 4: KL(p^(k) || p^(k-1)) in nats; memo holds log p^(k)."""
     # paper silent on the logits of an early group: here ln_f and the tied head (a logit lens)
-    log_p0 = read(x0).float().log_softmax(-1) if memo is None else memo
-    log_p1 = read(x1).float().log_softmax(-1)
+    log_p0 = logits_of(x0).float().log_softmax(-1) if memo is None else memo
+    log_p1 = logits_of(x1).float().log_softmax(-1)
     divergence = (log_p1.exp() * (log_p1 - log_p0)).sum(-1)
     return divergence.clamp(min=0), log_p1              # rounding must not make it negative
 
 
-def accel(x0, x1, memo, read):
+def accel(x0, x1, memo, logits_of):
     """Eq. 5, the acceleration; memo holds the update, in this rule and the next two."""
     delta = x1 - x0
-    return None if memo is None else vector_norm(delta - memo, dim=-1), delta
+    if memo is None:                                    # it needs two updates
+        return torch.full_like(delta[..., 0], torch.nan), delta
+    return vector_norm(delta - memo, dim=-1), delta
 
 
-def accel_hat(x0, x1, memo, read):
-    """Eq. 6: acceleration over the norms of both updates, in [0, 1] (triangle inequality)."""
-    value, delta = accel(x0, x1, memo, read)
-    if value is None:
-        return None, delta
-    return value / (vector_norm(delta, dim=-1) + vector_norm(memo, dim=-1) + EPS), delta
+def accel_hat(x0, x1, memo, logits_of):
+    """Eq. 6: acceleration over the norms of both updates. The paper says [0, 2]; it is [0, 1]."""
+    value, delta = accel(x0, x1, memo, logits_of)
+    if memo is not None:
+        value = value / (vector_norm(delta, dim=-1) + vector_norm(memo, dim=-1) + EPS)
+    return value, delta
 
 
-def accel_rel(x0, x1, memo, read):
+def accel_rel(x0, x1, memo, logits_of):
     """The acceleration over the norm of the state (the paper: "based on ... activations")."""
-    value, delta = accel(x0, x1, memo, read)
-    return None if value is None else value / (vector_norm(x0, dim=-1) + EPS), delta
+    value, delta = accel(x0, x1, memo, logits_of)
+    return value / (vector_norm(x0, dim=-1) + EPS), delta
 
 
-def random(x0, x1, memo, read):
+def random(x0, x1, memo, logits_of):
     """A coin, to compare the others with: in every step a token exits with probability tau."""
     return torch.rand(x1.shape[:-1], device=x1.device), None
 
@@ -112,8 +117,8 @@ class Exit:
     keep: True, the token keeps the state after the step that triggered the exit; False, the state
     before it, as Algorithm 1 has it.
     wake: a token that is still sleeps until a token that it reads moves, see loop.
-    reads: the model's method behind the signal's read(state), see GPT.reader. `readout` is ln_f and
-    the head, of each token by itself. Any other method gets whole rows; `through_coda` runs the
+    reads: the model's method behind the signal's logits_of, see GPT.reader. `readout` is ln_f
+    and the head, of each token by itself. Any other method gets whole rows; `through_coda` runs the
     last layers first.
 
     A rule remembers nothing of a pass, so one object can be used for any number of passes.
@@ -126,18 +131,38 @@ class Exit:
     reads: str = 'readout'
     name: str = ''
 
-    def streak(self, value, streak):
+    def observe(self, x0, x1, memo, logits_of):
+        """The signal of a step -> its value and the new memo. ValueError if it is not a pair."""
+        pair = self.signal(x0, x1, memo, logits_of)
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise ValueError(f"the signal of the exit rule '{self.name}' must return a pair, its "
+                             'value and its memo')
+        return pair
+
+    def is_small(self, value, x1, evals):
         """
-        The exit decision, Algorithm 1 lines 5 to 13: how many small signals in a row each token has
-        had, a NumPy array (N,). value (N,): the newest signals, None = undefined. streak (N,): how
-        many before them. ValueError for a NaN.
+        Algorithm 1, line 7: is the signal below tau? A NumPy array (N,). value: the signal after
+        the step to x1 (N, C); evals (N,): how many steps each token has computed. ValueError if
+        value has not a place for each token, if a state is not finite, and if a value is not known
+        after three steps.
         """
-        if value is None:
-            return np.zeros_like(streak)
+        if value.shape != x1.shape[:-1]:
+            raise ValueError(f"the signal of the exit rule '{self.name}' must have one value for "
+                             f'each token, {tuple(x1.shape[:-1])}, not {tuple(value.shape)}')
         value = value.numpy(force=True)         # waits for the device
-        if np.count_nonzero(value != value):    # a NaN differs from itself
-            raise ValueError(f"the exit rule '{self.name}' met a NaN in the model or its input")
-        return (streak + 1) * (value < self.tau)
+        unknown = np.isnan(value)
+        if unknown.any():
+            check_finite(x1)
+            if (unknown & (evals >= 3)).any():
+                raise ValueError(f"the signal of the exit rule '{self.name}' is still NaN after "
+                                 'three loop steps')
+        return value < self.tau
+
+
+def check_finite(x):
+    """ValueError if a state is not finite."""
+    if not math.isfinite(x.abs().max().item()):
+        raise ValueError('a state is NaN or infinite: the weights or the input are broken')
 
 
 # the paper's rules and their normalised forms, then a coin. To add a rule, write a signal, and a
@@ -153,10 +178,10 @@ EXITS = {
 }
 
 
-def make_exit(name, tau=None, hits=None, wake=False):
+def make_exit(name, tau=None, wake=False):
     """
-    The rule called `name`, from EXITS, or MODULE:NAME from the EXITS of another file. tau and hits
-    replace the rule's own. ValueError for an unknown name, and for a tau that is no number >= 0.
+    The rule called `name`, from EXITS, or MODULE:NAME from the EXITS of another file. tau replaces
+    the rule's own. ValueError for an unknown name, and for a tau that is no number >= 0.
     """
     file, _, short = name.rpartition(':')
     try:
@@ -165,70 +190,82 @@ def make_exit(name, tau=None, hits=None, wake=False):
         raise ValueError(f"cannot import the exit rule '{name}' ({error}): write MODULE:NAME, such "
                          'as zoo.huginn:kl') from error
     if short not in rules:
-        raise ValueError(f"unknown exit rule '{name}': choose one of {', '.join(rules)}; name a "
-                         'file of your own behind the script, or write MODULE:NAME')
+        close = get_close_matches(short, rules, n=1)
+        hint = f": did you mean '{close[0]}'?" if close else ''
+        raise ValueError(f"unknown exit rule '{name}'{hint} The rules are {', '.join(rules)}; "
+                         'write MODULE:NAME for one in another file')
     rule = rules[short]
     tau = rule.tau if tau is None else float(tau)
     if not tau >= 0:
         raise ValueError(f'tau must be a number >= 0, not {tau}')
-    return replace(rule, name=name, tau=tau, wake=wake, hits=rule.hits if hits is None else hits)
+    # one rule has one name: mine:best is `best` if mine.py enters it in this table
+    name = short if rules is EXITS else name
+    return replace(rule, name=name, tau=tau, wake=wake)
 
 
-def stored_tau(folders, name, cache):
+def choose(rule=None, tau=None, wake=False, cache='auto', decoder=None, rows=()):
     """
-    The threshold of the rule `name` with this cache, from the first exits.json in the folders that
-    has a row for it; None if no file has one. ValueError for a damaged file.
-    """
-    for folder in folders:
-        for row in stored_exits(folder):
-            if (row['rule'], row['cache']) == (name, cache):
-                return row['tau']
-    return None
+    Which rule, which threshold and which cache? -> an Exit or None, the cache, and in a few words
+    where the threshold comes from, '' if it was given. All programs ask here.
 
+    rule        an Exit is taken as it is. None = the decoder's own rule (norm_rel for a wave), or
+                none: fixed loops
+    tau         the first of these that is there: what is given; the decoder's own threshold, for
+                its own rule (0.003 for a wave); the row of this rule and cache in `rows`; the
+                rule's own
+    cache       'auto' = what the decoder needs, or 'exact'
+    decoder     see decode.Decoder; None = no text is written
+    rows        of the model's exits.json, dicts with rule, cache and tau; the first one counts
 
-def stored_exits(folder):
+    ValueError for what make_exit refuses, for a threshold without a rule, and for a cache that the
+    decoder cannot use.
     """
-    The rows of folder/exits.json, at most one for each rule and cache; [] if there is no file.
-    ValueError if it is damaged. bench.py --calibrate and pretrained/make.py write them:
+    needed = decoder.cache if decoder else None
+    if cache == 'auto':
+        cache = needed or 'exact'
+    if needed and cache != needed:
+        raise ValueError(f"{type(decoder).__name__} needs the cache '{needed}', not {cache!r}")
+    own_rule, own_tau = (decoder and decoder.rule) or (None, None)
+    if rule is None:
+        rule = own_rule
+    if rule is None and (tau is not None or wake):
+        raise ValueError('tau and wake need an exit rule, such as accel')
+    if rule is None:
+        return None, cache, ''
+    if isinstance(rule, Exit):
+        if tau is not None or wake:
+            raise ValueError('a rule that is made has its tau and wake already')
+        return rule, cache, ''
 
-        rule, cache, tau    the threshold is taken whether tokens wake or not
-        cost                nats per token above the full budget; on a task wrong answers
-        wake                was it found with tokens that wake?
-        how                 and by what evidence?
-    """
-    path = os.path.join(folder, 'exits.json')
-    if not os.path.exists(path):
-        return []
-    try:
-        with open(path, encoding='utf-8') as f:
-            rows = json.load(f)['exits']
-        for row in rows:
-            row['rule'], row['cache'], float(row['tau'])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"'{path}' is damaged ({type(error).__name__}: {error}): delete it, "
-                         'or give --tau') from error
-    return rows
+    rule = make_exit(rule, tau, wake)
+    if tau is not None:
+        return rule, cache, ''
+    if rule.name == own_rule:
+        return replace(rule, tau=own_tau), cache, f'as in a {type(decoder).__name__.lower()}'
+    for row in rows:
+        if (row['rule'], row['cache']) == (rule.name, cache):
+            return replace(rule, tau=row['tau']), cache, 'exits.json'
+    return rule, cache, 'not measured for this model'
 
 
 # many tokens at once ------------------------------------------------------------------------------
 
-def loop(f, x, k_max, rule, read=None, readers=None, diary=None):
+def loop(f, x, k_max, rule, logits_of=None, readers=None, record=None):
     """
     Loop from x^(0) (B, T, C) until no token is awake, for k_max steps at most. Returns the last
     states (B, T, C), and two NumPy arrays (B, T): the number of the last step kept, which counts
     steps asleep, too, and how many steps were computed.
 
-    f(x, k, at): step k of the tokens `at`, from their states (N, C) to those after it. `at` numbers
-    the tokens of all rows, b * T + t: a tensor (N,), or slice(None) for all of them.
-    read(states, at, x): what the signal reads of the tokens `at`, from their states (N, C). x (B T,
-    C): the states that all tokens keep, for a signal that looks at other tokens, too.
-    diary: a list, to which each step appends `at` as an array.
+    f(x, k, at): step k of the tokens `at` -> their states after it (N, C). x (B T, C): the states
+    of all tokens; `at` (N,) numbers those that are awake, b T + t.
+    logits_of(states, at, x): the logits of the tokens `at` in these states (N, C).
+    readers(moved): who reads a token that moved, (B, T) -> (B, T); None = nobody wakes.
+    record(awake, x): called after each step with who was awake (B, T), and all states (B T, C).
 
     A token *moves* in a step unless the rule has found it still. Who moved loops in the next step.
-    If the rule wakes, so do all who read one that moved, readers(moved (B, T)) -> (B, T); the
-    others sleep, and keep state, keys, values and streak until a token that they read moves. Two
-    rows of four tokens after a step, with a window of 2 (each reads itself and the token before it)
-    and hits = 2:
+    If the rule wakes, so do all who read one that moved; the others sleep, and keep state, keys,
+    values and streak until a token that they read moves. Two rows of four tokens after a step, with
+    a window of 2 (each reads itself and the token before it) and hits = 2:
 
         streak  [[0, 2, 1, 0],      moved  [[1, 0, 1, 1],      awake  [[1, 1, 1, 1],
                  [3, 1, 2, 4]]              [0, 1, 0, 0]]              [0, 1, 1, 0]]
@@ -236,79 +273,62 @@ def loop(f, x, k_max, rule, read=None, readers=None, diary=None):
     The streak of a sleeping token stays. Set to 0, a token that wakes would count as moving until
     it has had `hits` small values again; it would wake its readers, and they theirs, without end.
     """
-    B, T, _ = x.shape
-    x = x.flatten(0, 1)                     # (B T, C)
-    memos = None                            # (B T, any)
-    awake = np.ones(B * T, dtype=bool)      # who loops in the next step
-    streak = np.zeros(B * T, dtype=int)     # small signals in a row
-    kept = np.zeros(B * T, dtype=int)
-    evals = np.zeros(B * T, dtype=int)
-
-    def read_now(states):
-        return read(states, at, x)
-
+    B, T, C = x.shape
+    x = x.reshape(B * T, C).clone()                 # the states of all tokens
+    memos = None                                    # what the signal remembers of their last steps
+    awake = np.ones((B, T), dtype=bool)             # who takes this step
+    streak = np.zeros((B, T), dtype=int)            # small signals in a row
+    kept, evals = np.zeros((2, B, T), dtype=int)    # the last step kept, steps computed
     for k in range(1, k_max + 1):
-        # step k of those who are awake
-        at = on_device(awake, x)
-        x0 = rows_of(x, at)                                                     # (N, C)
-        x1 = f(x0, k, at)
-        memo = None if memos is None else rows_of(memos, at)
-        value, memo = rule.signal(x0, x1, memo, read_now)
-        if memo is not None:
-            memos = with_rows(memos, at, memo)
+        # a step of the tokens that are awake, and its signal
+        at = places(awake, x)
+        x1 = f(x, k, at)                            # (N, C)
+        value, memos = observe(rule, x1, memos, at, x, logits_of)
         evals += awake
-        if diary is not None:
-            diary.append(np.flatnonzero(awake))
+        streak[awake] = (streak[awake] + 1) * rule.is_small(value, x1, evals[awake])
 
-        # who loops in the next step
-        streak[awake] = rule.streak(value, streak[awake])
+        # who has moved loops on, and if the rule wakes, so do all that read one who has
         moved = awake & (streak < rule.hits)
-        after = moved
-        if readers is not None:
-            after = readers(moved.reshape(B, T)).flatten()
+        next_awake = readers(moved) if readers else moved
 
-        # Algorithm 1 throws the step that triggered away: a token that falls asleep now keeps the
-        # state before it, whose keys and values this step has computed. A still one that goes on
-        # looping keeps the step
-        takes = awake if rule.keep else awake & after
-        if isinstance(at, slice) and 0 < np.count_nonzero(after) < B * T:
-            # from now on some rows change: a memo, or whoever gave x, may hold these very tensors
-            x = x.clone()
-            memos = None if memos is None else memos.clone()
-        if np.count_nonzero(takes):
-            new = rows_of(x1, on_device(takes[awake], x))
-            x = with_rows(x, on_device(takes, x), new)
-            kept[takes] = k
+        # Algorithm 1 throws the step that triggered away
+        takes = awake if rule.keep else awake & next_awake
+        x[places(takes, x)] = x1[places(takes[awake], x)]
+        kept[takes] = k
+        if record:
+            record(awake, x)
 
-        # while a token slept its state did not change: its memo is that of a step from x to x
-        woken = after & ~awake
-        if memos is not None and np.count_nonzero(woken):
-            at = on_device(woken, x)
-            memos[at] = rule.signal(x[at], x[at], memos[at], read_now)[1]
-        awake = after
-        if not np.count_nonzero(awake):         # like any(), in a quarter of its time
+        # who falls asleep takes steps of length 0 from now on
+        falling = places(awake & ~next_awake, x)
+        if readers and memos is not None and len(falling):
+            _, memos = observe(rule, x[falling], memos, falling, x, logits_of)
+        awake = next_awake
+        if not awake.any():
             break
-    return x.view(B, T, -1), kept.reshape(B, T), evals.reshape(B, T)
+    check_finite(x)
+    return x.view(B, T, C), kept, evals
 
 
-def on_device(mask, like):
-    """The places in a NumPy mask, a tensor on the device of `like`; slice(None) for all."""
-    if np.count_nonzero(mask) == len(mask):
-        return slice(None)
-    return torch.from_numpy(np.flatnonzero(mask)).to(like.device, non_blocking=like.is_cuda)
+def places(mask, like):
+    """The numbers of the True places in a NumPy mask, a tensor (N,) on the device of `like`."""
+    at = torch.from_numpy(np.flatnonzero(mask))
+    return at.to(like.device, non_blocking=True) if like.is_cuda else at
 
 
-def rows_of(x, at):
-    """The rows of x at these places: x itself for slice(None), else a copy."""
-    return x if isinstance(at, slice) else x[at]
-
-
-def with_rows(x, at, new):
-    """x with new rows at these places, which are written into x; `new` itself for slice(None)."""
-    if isinstance(at, slice):
-        return new
-    x[at] = new
-    return x
+def observe(rule, x1, memos, at, x, logits_of):
+    """
+    The signal of the tokens `at` in their step from x (B T, C) to x1 (N, C) -> its value (N,), and
+    the memos of all tokens (B T, any).
+    """
+    memo = None if memos is None else memos[at]
+    logits_of = partial(logits_of, at=at, x=x) if logits_of else None
+    value, memo = rule.observe(x[at], x1, memo, logits_of)
+    if memo is None:
+        return value, None
+    if memos is None:                                   # the first step, which all tokens take
+        return value, memo.clone()
+    memos[at] = memo
+    return value, memos
 
 
 # the demonstration --------------------------------------------------------------------------------
@@ -330,14 +350,14 @@ def show_spiral():
     for name, tau in TAUS.items():
         values = []
 
-        def signal(x0, x1, memo, read, name=name):
-            value, memo = EXITS[name].signal(x0, x1, memo, read)
-            values.append('-' if value is None else f'{value.item():.2g}')
+        def signal(*step, name=name):
+            value, memo = EXITS[name].signal(*step)
+            values.append('-' if value.isnan() else f'{value.item():.2g}')
             return value, memo
 
         rule = replace(make_exit(name, tau), signal=signal)
         _, kept, evals = loop(lambda x, k, at: 0.7 * x @ turn.T, start[None, None], 16, rule,
-                              read=lambda states, at, x: states)
+                              logits_of=lambda states, at, x: states)
         print(f'{name:10s} {tau:5g} {kept.item():5d} {evals.item():9d}  {" ".join(values)}')
     _, k = algorithm_1(lambda x: 0.7 * turn @ x, start, TAUS['accel'], 16)
     print(f'\nalgorithm_1 keeps {k} steps, like accel. Every step shrinks by the same factor, so '
@@ -351,21 +371,19 @@ def show_waking():
     def next_one(moved):            # a token is read by itself and by the one after it
         return moved | np.pad(moved, ((0, 0), (1, 0)))[:, :-1]
 
-    whole = torch.zeros(T, 1)
-
     def copy(x, k, at):
-        whole[at] = x
-        return torch.cat((torch.ones(1, 1), whole[:-1]))[at]
+        return torch.cat((torch.ones(1, 1), x[:-1]))[at]
 
     print('a chain: a token becomes 1 when the one before it has. o: awake in this step\n')
     found = []
     for wake, readers in ((False, None), (True, next_one)):
         diary = []
         rule = make_exit('norm', 0.5, wake=wake)
-        x, _, evals = loop(copy, torch.zeros(1, T, 1), 2 * T, rule, readers=readers, diary=diary)
+        x, _, evals = loop(copy, torch.zeros(1, T, 1), 2 * T, rule, readers=readers,
+                           record=lambda awake, x: diary.append(awake[0]))
         found.append(f'{int(x.sum())} of {T} right, {evals.mean():.1f} steps per token')
     for k, awake in enumerate(diary, start=1):
-        print(f'{k:4d}  ' + ''.join('o' if t in awake else '.' for t in range(T)))
+        print(f'{k:4d}  ' + ''.join('o' if is_awake else '.' for is_awake in awake))
     print(f'\nasleep until news arrives: {found[1]}. If an exit is for good: {found[0]}.')
 
 

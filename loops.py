@@ -32,7 +32,7 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 from cache import KeysValues, Span
-from exits import Exit, loop, rows_of
+from exits import Exit, loop
 
 # draws: how often to loop, and the noise ----------------------------------------------------------
 
@@ -101,11 +101,11 @@ class FixedNoise:
 fixed_noise = lru_cache(maxsize=1)(FixedNoise)      # the tables of the last seed are kept
 
 
-def as_noise(seed, training=False):
+def as_noise(noise, training=False):
     """A seed -> its noise; in training fresh noise, whatever the seed. A noise stays as it is."""
-    if hasattr(seed, 'draw'):
-        return seed
-    return TrainingNoise() if training else fixed_noise(seed)
+    if hasattr(noise, 'draw'):
+        return noise
+    return TrainingNoise() if training else fixed_noise(noise)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -113,7 +113,7 @@ class RMSNorm(nn.RMSNorm):
 
     def __init__(self, C, eps=1e-6):
         super().__init__(C, eps=eps)
-        # tensors are faster than numbers
+        # as tensors, which are faster than numbers; on the CPU even in a model on the meta device
         self.root = torch.tensor(C ** 0.5, device='cpu')
         self.floor = torch.tensor((C * eps) ** 0.5, device='cpu')
 
@@ -130,7 +130,7 @@ class RMSNorm(nn.RMSNorm):
 class Injection(nn.Module):
     """
     How e comes into a loop step. join returns float32, under autocast too. An injection
-    initialises itself: in __init__, or in init_weights, which the model calls at its turn.
+    initialises itself, in __init__ or in init_weights.
     """
     reads_e = True          # does the input come in? If not, only x^(0) can bring it in
     weights_of_e = 0        # how many weights from_e multiplies e with, once a pass
@@ -139,10 +139,13 @@ class Injection(nn.Module):
         super().__init__()
 
     def init_weights(self):
-        """Called in the order of the model's draws; what __init__ has made stays."""
+        """GPT.init_weights calls it, in the order of the layers."""
 
     def from_e(self, e):
-        """What all steps of a pass take from e, (B, T, C); computed once a pass."""
+        """
+        What all steps of a pass take from e (B, T, C), computed once: one tensor (B, T, any). For
+        two things, torch.cat them here and chunk them in join.
+        """
         return e
 
     def join(self, x, from_e):
@@ -207,10 +210,10 @@ class Plan:
     noise: FixedNoise | TrainingNoise = fixed_noise(0)
     span: Span | None = None            # the positions of the tokens of a pass
     cache: dict | None = None           # see cache.make_cache; None = no tokens but those of a pass
-    warm: list | None = None            # first states (B, T, C) of each group, in place of noise
-    warm_tokens: torch.Tensor | None = None     # (T,): those that have one, None = all
+    warm: list | None = None            # first states (B, T, C) of each group; NaN = noise
     # what is recorded
-    keep_states: bool = False           # the states of all steps, for a trace
+    keep_states: bool = False           # the states of all steps
+    keep_diary: bool = False            # who was awake in each step of a rule
     passes: list | None = None          # gets the block maps of each pass, (B, T, groups)
 
     def hook(self, block):
@@ -282,37 +285,32 @@ class RecurrentGroup(nn.Module):
         """The last state -> what the next layer gets."""
         return x if self.norm_inside else self.norm(x)
 
-    def forward(self, e, plan, read=None):
+    def forward(self, e, plan, logits_of=None):
         """
         e (B, T, C) -> what the next layer gets (B, T, C), and the results of the group, a dict:
 
             e, x            what entered; the last states (B, T, C)
-            states          all states (K+1, B, T, C) if plan.keep_states is on and there is no
-                            rule, otherwise None
+            states          all states (K+1, B, T, C) if plan.keep_states is on, otherwise None; a
+                            sleeping token repeats its state
             steps_used      (B, T): the last step kept; with waking, steps asleep count
             evals           (B, T): the block maps evaluated
-            awake           who was computed in each step, the diary of exits.loop; only if
-                            plan.keep_states is on and there is a rule
+            awake           with a rule, and if plan.keep_diary is on: a list of arrays, the numbers
+                            b T + t of the tokens that were computed in each step
 
-        read: see Exit.reads. ValueError for a rule while training.
+        logits_of: see exits.loop. ValueError for a rule while training.
         """
         e = e.float()
         n_loop = plan.counts[self.index]
         x = self.init_state(e, plan.noise, plan.span.pos)
         if plan.warm:
             warm = plan.warm[self.index]
-            known = plan.warm_tokens
-            x = warm if known is None else torch.where(known[:, None], warm, x)
+            x = torch.where(warm.isnan(), x, warm)
 
         if plan.rule is not None:
-            diary = [] if plan.keep_states else None
-            x, steps_used, evals = self.loop_with_exits(x, e, plan, read, diary)
-            result = dict(e=e, x=x, states=None, steps_used=steps_used, evals=evals)
-            if diary:
-                result['awake'] = diary
-            return self.output(x), result
+            x, result = self.loop_with_exits(x, e, plan, logits_of)
+            return self.output(x), dict(e=e, x=x) | result
 
-        f = self.block_map(e, plan)
+        f = self.map_of_all(e, plan.span, plan.cache)
         states = [x] if plan.keep_states else None
         for k in range(1, n_loop + 1):
             # Geiping 3.3: gradients through the last bptt_k steps
@@ -322,29 +320,11 @@ class RecurrentGroup(nn.Module):
                 states.append(x)
         if states:
             states = torch.stack(states)                                        # (K+1, B, T, C)
-            states = states if self.training else states.detach()
         steps = torch.full(e.shape[:2], n_loop, device=e.device)
         return self.output(x), dict(e=e, x=x, states=states, steps_used=steps, evals=steps)
 
-    def block_map(self, e, plan):
-        """The block map of a pass without a rule: f(x, k), step k from the states x (B, T, C)."""
-        # e's share of every step, computed once and outside no_grad: the steps with gradients pass
-        # them on to e. Under autocast a product is bf16, and the state must stay float32
-        from_e = self.adapter.from_e(e).to(e.dtype)
-        span = plan.span
-        own = [plan.cache[block] for block in self.core] if plan.cache else []
-
-        def f(x, k):
-            # each block writes into its own cache; a partial would be compiled anew for each k
-            hooks = [lambda new, kv=kv: kv.update(new, span, k) for kv in own]
-            return self.step_of_pass(x, from_e, hooks, span.pos)
-        return f
-
-    def loop_with_exits(self, x, e, plan, read, diary=None):
-        """
-        Loop from x^(0) (B, T, C) until no token is awake, see exits.loop -> the last states,
-        steps_used and evals (B, T).
-        """
+    def loop_with_exits(self, x, e, plan, logits_of):
+        """Loop from x^(0) (B, T, C) until no token is awake -> the last states, and the results."""
         if self.training:
             raise ValueError('an exit rule works in evaluation only: call model.eval() first')
         rule = plan.rule
@@ -353,82 +333,78 @@ class RecurrentGroup(nn.Module):
         # is enough for a single pass, where all tokens are at the same step
         cache = plan.cache or {block: KeysValues(1, T) for block in self.core}
 
-        # who has to wake when a token moves, and is it cheaper to compute the awake tokens alone?
-        readers = None
-        awake_alone = False
-        if rule.wake:
-            # With two layers in the core, news travels two windows in a step, and `readers` knows
-            # one: a token in the second window wakes a step later, if the news moves a token of
-            # the first
-            attention = self.core[0].attn
-            readers = attention.readers
-            looks_at_a_token = rule.reads == 'readout'
-            awake_alone = attention.reads_few(T) and plan.cache is None and looks_at_a_token
-        f = self.map_of_awake(e, cache) if awake_alone else self.map_among_all(e, cache, plan.span)
+        # With two layers in the core, news travels two windows in a step, and `readers` knows one.
+        # A token in the second window then wakes a step later, once one in the first has moved
+        attention = self.core[0].attn
+        readers = attention.readers if rule.wake else None
+        # where a token reads few others, it is cheaper to compute the awake tokens alone
+        if attention.reads_few(T) and plan.cache is None:
+            f = self.map_of_awake(e, cache)
+        else:
+            f = self.map_of_all(e, plan.span, cache)
 
-        def read_at(states, at, x):
-            if rule.reads == 'readout':
-                return read(states)
-            rows = x.clone()                    # other tokens have the states that they keep
-            rows[at] = states
-            logits = read(rows.view(B, T, C))                                   # (B, T, any)
-            return rows_of(logits.flatten(0, 1), at)
+        diary = []
+        states = [x] if plan.keep_states else None
 
-        x, kept, evals = loop(f, x, plan.counts[self.index], rule, read_at, readers, diary)
+        def record(awake, x):
+            diary.append(np.flatnonzero(awake))
+            if states:
+                states.append(x.view(B, T, C).clone())
+
+        x, kept, evals = loop(f, x, plan.counts[self.index], rule, logits_of, readers,
+                              record if plan.keep_diary else None)
         for block in self.core:
             cache[block].fill(plan.span, int(evals.max()))
         steps_used, evals = torch.from_numpy(np.stack((kept, evals))).to(       # one upload
             x.device, non_blocking=x.is_cuda)
-        return x, steps_used, evals
+        return x, dict(states=torch.stack(states) if states else None, steps_used=steps_used,
+                       evals=evals, awake=diary)
 
-    def map_among_all(self, e, cache, span):
+    def map_of_all(self, e, span, cache=None):
         """
-        The block map of exits.loop, f(x, k, at), which computes all tokens in each step; those that
-        are not in `at` keep their keys and values.
+        The block map that computes all tokens in each step: f(x, k) -> the states after step k,
+        like x (B, T, C). In exits.loop f(x, k, at) -> those of the tokens `at` alone (N, C); then x
+        is (B T, C), and the other tokens keep their keys and values.
         """
         B, T, C = e.shape
+        # e's share of every step, computed once and outside no_grad: the steps with gradients pass
+        # them on to e. Under autocast a product is bf16, and the state must stay float32
         from_e = self.adapter.from_e(e).to(e.dtype)
-        whole = torch.zeros_like(e)     # of tokens that are not awake any state will do
+        caches = [cache[block] for block in self.core] if cache else []
 
-        def f(x, k, at):
-            awake = None
-            if isinstance(at, slice):
-                x = x.view(B, T, C)
-            else:
-                whole.view(B * T, C)[at] = x
-                x = whole
+        def f(x, k, at=None):
+            awake = None                        # all of them
+            if at is not None and len(at) < B * T:
                 awake = torch.zeros(B * T, dtype=torch.bool, device=x.device)
                 awake[at] = True
                 awake = awake.view(B, T)
-            hooks = [partial(cache[block].update, span=span, k=k, awake=awake)
-                     for block in self.core]
-            x = self.step_of_pass(x, from_e, hooks, span.pos)                   # (B, T, C)
-            return rows_of(x.view(B * T, C), at)
+            # each block writes into its own cache; a partial would be compiled anew for each k
+            hooks = [lambda new, kv=kv: kv.update(new, span, k, awake) for kv in caches]
+            x1 = self.step_of_pass(x.view(B, T, C), from_e, hooks, span.pos)
+            if at is None:
+                return x1
+            x1 = x1.view(B * T, C)
+            return x1 if awake is None else x1[at]
         return f
 
     def map_of_awake(self, e, cache):
         """
-        The same map, which computes the tokens `at` alone: for an attention that reads few places,
-        and tokens that begin at position 0.
+        The same map of exits.loop, which computes the tokens `at` alone: for an attention that
+        reads few places, and tokens that begin at position 0.
         """
         B, T, _ = e.shape
         attention = self.core[0].attn
         from_e = self.adapter.from_e(e).to(e.dtype).flatten(0, 1)               # (B T, C)
         rows = torch.arange(B, device=e.device).repeat_interleave(T)            # (B T,)
-        places = torch.arange(T, device=e.device).repeat(B)
+        positions = torch.arange(T, device=e.device).repeat(B)
 
         def f(x, k, at):
-            pos = places[at]                                                    # (N,)
+            pos = positions[at]                                                 # (N,)
             near = attention.near(pos)                                          # (N, window)
             hooks = [partial(cache[block].update_some, B=B, rows=rows[at], places=pos, near=near)
                      for block in self.core]
-            return self.step_of_pass(x[None], from_e[at][None], hooks, pos)[0]
+            return self.step_of_pass(x[at][None], from_e[at][None], hooks, pos)[0]
         return f
-
-
-def waking_budget(T):
-    """Loop steps for a problem of T tokens: news may have to pass through all of them."""
-    return 2 * T + 100
 
 
 def of_groups(results, name, idx):

@@ -16,7 +16,6 @@ Geiping: 3.2 (the sandwich), App. C.1 (init, scale of the embedding).
 """
 import math
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -25,11 +24,11 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 from cache import Span
-from exits import make_exit
+from exits import choose
 from loops import INJECTIONS, Plan, RecurrentGroup, RMSNorm, as_noise, of_groups, sample_n_loop
 
 MOST_LOOPS = 1_000_000
-LONG = 64       # in rows of more than so many windows, attention reads only the keys in the window
+LONG = 64       # in rows of more windows than this, the keys of each window are gathered
 
 
 @dataclass
@@ -61,8 +60,7 @@ class GPTConfig:
         for name, choices in known.items():
             value = getattr(self, name)
             if value not in choices:
-                hint = '; name a file of your own behind the script' if name == 'injection' else ''
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}{hint}")
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
         for name in 'block_size', 'n_layer', 'n_head', 'n_embd', 'bptt_k', 'window':
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -73,6 +71,16 @@ class GPTConfig:
             raise ValueError('mean_recurrence must be positive and finite, not '
                              f'{self.mean_recurrence}')
         self.groups = in_order(self.groups, self.n_layer)
+
+
+@dataclass
+class GatedConfig(GPTConfig):
+    """The shape of a model whose MLP is a GatedMLP."""
+    mlp_width: int | None = None    # None = 8 * n_embd // 3: as many weights as the plain MLP has
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.mlp_width = self.mlp_width or 8 * self.n_embd // 3
 
 
 def in_order(groups, n_layer):
@@ -108,10 +116,10 @@ class Rotary(nn.Module):
         self.register_buffer('sin', angle.sin(), persistent=False)
 
     def forward(self, x, pos):
-        """x (B, T, n, H, D); computes in float32. pos (T,); None = 0 ... T - 1."""
+        """x (B, T, H, D); computes in float32. pos (T,); None = 0 ... T - 1."""
         pos = slice(x.shape[1]) if pos is None else pos
-        cos, sin = (table[pos][..., None, None, :] for table in (self.cos, self.sin))
-        pairs = x.float().unflatten(-1, (-1, 2))                    # (B, T, n, H, D / 2, 2)
+        cos, sin = (table[pos][..., None, :] for table in (self.cos, self.sin))
+        pairs = x.float().unflatten(-1, (-1, 2))                    # (B, T, H, D / 2, 2)
         if torch.compiler.is_compiling():       # the compiler fuses these; it lacks complex numbers
             a, b = pairs.unbind(-1)
             turned = torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1)
@@ -122,23 +130,80 @@ class Rotary(nn.Module):
 
 class CausalSelfAttention(nn.Module):
     """
-    Each token reads all tokens up to itself, or the last `window` of them. A subclass in which
-    tokens read others overrides `near`, `readers` and `reads_few`; a block names its class, see
-    Block.attention. One that has a score for each of these places has a `forward` of its own, too,
-    as RoomAttention in zoo/maze.py.
+    Each token reads all tokens up to itself, or the last `window` of them.
+
+    A subclass can override each of its three steps alone: queries_keys_values, bring_in and attend.
+    To let tokens read other places than a window, override `near`, `readers` and `reads_few`; if
+    these places have scores, `bias`; for speed, `within_window`. RoomAttention in zoo/maze.py does
+    all of this. A block names its class, see Block.attention.
     """
 
     def __init__(self, config):
         super().__init__()
         self.n_head = config.n_head
+        self.n_kv_head = config.n_head      # fewer, if heads share keys and values
         self.window = config.window
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
         self.rotary = Rotary(config) if config.pos == 'rotary' else None
 
+    def forward(self, x, hook=None, pos=None):
+        """
+        x (B, T, C) -> (B, T, C).
+
+        hook: of the cache, which brings in earlier tokens, see KeysValues. pos (T,): positions, if
+        they are not 0 ... T - 1.
+        """
+        q, kv = self.queries_keys_values(x, pos)
+        kv, mask = self.bring_in(kv, hook, pos)
+        return self.c_proj(self.attend(q, kv, mask).flatten(2))
+
     def qkv(self, x):
-        """x (B, T, C) -> queries, keys and values (B, T, 3C), before rotary positions."""
+        """x (B, T, C) -> queries, keys and values in one (B, T, any), before rotary positions."""
         return self.c_attn(x)
+
+    def queries_keys_values(self, x, pos=None):
+        """x (B, T, C) -> queries (B, T, H, D), and keys and values (B, T, 2, n_kv_head, D)."""
+        qkv = self.qkv(x).unflatten(-1, (self.n_head + 2 * self.n_kv_head, -1))
+        if self.rotary is not None:
+            qk, v = qkv.split((self.n_head + self.n_kv_head, self.n_kv_head), dim=2)
+            qkv = torch.cat((self.rotary(qk, pos), v), dim=2)
+        q, kv = qkv.split((self.n_head, 2 * self.n_kv_head), dim=2)
+        return q, kv.unflatten(2, (2, self.n_kv_head))
+
+    def bring_in(self, kv, hook=None, pos=None):
+        """
+        What the cache and the window bring in: keys and values of the new tokens -> those that they
+        read, in one of two layouts, and a mask:
+
+            kv (B, end, 2, H, D)        of all tokens; mask (T, end), None = causal
+            kv (B, T, W, 2, H, D)       gathered for each token; mask (T, W): which are there
+        """
+        mask = None
+        if hook is not None:
+            kv, mask = hook(kv)
+        end = kv.shape[1]
+        if kv.dim() == 5 and self.reads_few(end):       # near says which are there, not the mask
+            pos = torch.arange(end, device=kv.device) if pos is None else pos
+            kv, mask = self.within_window(kv, pos)
+        return kv, mask
+
+    def attend(self, q, kv, mask):
+        """Queries (B, T, H, D) over kv and mask as bring_in returns them -> (B, T, H, D)."""
+        if kv.shape[-2] < self.n_head:      # neighbouring heads share keys and values
+            kv = kv.repeat_interleave(self.n_head // kv.shape[-2], dim=-2)
+        if kv.dim() == 6:
+            return attend_near(q, kv, mask, self.bias())
+        q, (k, v) = q.transpose(1, 2), kv.transpose(1, 3).unbind(2)             # (B, H, T, D) each
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask,
+                                           is_causal=mask is None and q.shape[2] > 1)
+        return y.transpose(1, 2)
+
+    # who reads whom
+
+    def bias(self):
+        """What is added to the scores of the places of `near`, (W, H), or 0."""
+        return 0.0
 
     def near(self, pos):
         """The places (T, any) that tokens at positions pos (T,) read, each once; below 0 = none."""
@@ -160,50 +225,19 @@ class CausalSelfAttention(nn.Module):
         """Does a token in a row of `end` tokens read few of them, those of `near`?"""
         return self.window is not None and end > self.window
 
-    def forward(self, x, hook=None, pos=None):
-        """
-        x (B, T, C) -> (B, T, C).
-
-        hook: of the cache, which brings in earlier tokens: it turns the keys and values of these
-        tokens into those of all tokens, a mask, and False; or into those that each token reads, who
-        is there, and True, see KeysValues. pos (T,): positions, if they are not 0 ... T - 1.
-        """
-        B, T, C = x.shape
-        qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)
-        if self.rotary is not None:
-            qkv = torch.cat((self.rotary(qkv[:, :, :2], pos), qkv[:, :, 2:]), dim=2)
-        q = qkv[:, :, 0]
-        kv = qkv[:, :, 1:]
-        mask = None
-        gathered = False        # does each token have keys and values of its own, those it reads?
-        if hook is not None:
-            kv, mask, gathered = hook(kv)
-        if not gathered and self.reads_few(kv.shape[1]):
-            pos = torch.arange(T, device=x.device) if pos is None else pos
-            kv, mask, gathered = self.within_window(kv, pos)
-        if gathered:
-            y = attend_near(q, kv, mask)
-        else:
-            q, (k, v) = q.transpose(1, 2), kv.transpose(1, 3).unbind(2)         # (B, H, T, D) each
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask,
-                                               is_causal=mask is None and T > 1)
-            y = y.transpose(1, 2)
-        return self.c_proj(y.reshape(B, T, C))
-
     def within_window(self, kv, pos):
         """
-        What tokens at positions pos (T,) read of kv (B, end, 2, H, D), as hook returns it. In long
-        rows: the keys and values in the window of each, (B, T, window, 2, H, D), which are there
-        (T, window), True. In short ones: kv itself, a mask (T, end), False.
+        What tokens at positions pos (T,) read of kv (B, end, 2, H, D), as bring_in returns it: in
+        long rows gathered for each token, in short ones kv itself.
         """
         end = kv.shape[1]
         near = self.near(pos)                                                   # (T, window)
         if end > LONG * near.shape[1]:
-            return kv[:, near.clamp(min=0)], near >= 0, True
+            return kv[:, near.clamp(min=0)], near >= 0
         # a column more, for the places that are not there
         mask = torch.zeros(len(pos), end + 1, dtype=torch.bool, device=kv.device)
         mask.scatter_(1, near.where(near >= 0, end), True)
-        return kv, mask[:, :end], False
+        return kv, mask[:, :end]
 
 
 def attend_near(q, kv, there, bias=0.0):
@@ -226,6 +260,19 @@ class MLP(nn.Module):
 
     def forward(self, x):
         return self.c_proj(F.silu(self.c_fc(x)))
+
+
+class GatedMLP(nn.Module):
+    """(B, T, C) -> (B, T, C) through a width of W = mlp_width: SiLU(first half) * second half."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, 2 * config.mlp_width, bias=False)
+        self.c_proj = nn.Linear(config.mlp_width, config.n_embd, bias=False)
+
+    def forward(self, x):
+        gate, up = self.c_fc(x).chunk(2, dim=-1)                                # (B, T, W) each
+        return self.c_proj(F.silu(gate) * up)
 
 
 class Block(nn.Module):
@@ -251,6 +298,7 @@ class GPT(nn.Module):
     its two ends. The init knows the output projection of a branch by its name, c_proj.
     """
     Config, block = GPTConfig, Block
+    exit_rows = ()          # of its exits.json, which load hangs here; see exits.choose
 
     def __init__(self, config):
         super().__init__()
@@ -308,11 +356,8 @@ class GPT(nn.Module):
         # differs from the paper: tokens and positions are scaled (Geiping)
         return x * math.sqrt(self.config.n_embd)
 
-    def readout(self, x, plan=None):
-        """
-        State (..., C) -> logits (..., V), which exit rules read by default. The plan is for methods
-        like the next one, see reader.
-        """
+    def readout(self, x):
+        """State (..., C) -> logits (..., V), which exit rules read by default."""
         return self.lm_head(self.ln_f(x))
 
     def through_coda(self, x, plan=None):
@@ -327,15 +372,26 @@ class GPT(nn.Module):
             x = layer(x, hook, pos)
         return self.readout(x)
 
-    def reader(self, rule, plan=None):
+    def reader(self, rule, plan):
         """
-        What a rule reads in a pass: the method that rule.reads names, as a function of states, (N,
-        C) for readout and (B, T, C) for others. ValueError if this model has no such method.
+        The logits_of of exits.loop for a rule: the method that rule.reads names, as a function of
+        the states (N, C) of the tokens `at`. Any but readout gets whole rows (B, T, C), in which
+        the other tokens have the states that they keep. ValueError if this model has no such
+        method.
         """
         if not hasattr(self, rule.reads):
             raise ValueError(f"the exit rule '{rule.name}' needs a model with the method "
                              f'{rule.reads}, see zoo/')
-        return partial(getattr(self, rule.reads), plan=plan)
+        if rule.reads == 'readout':
+            return lambda states, at, x: self.readout(states)
+        read = getattr(self, rule.reads)
+
+        def of_whole_rows(states, at, x):
+            x = x.clone()
+            x[at] = states
+            logits = read(x.view(-1, len(plan.span.pos), x.shape[-1]), plan)    # (B, T, any)
+            return logits.flatten(0, 1)[at]
+        return of_whole_rows
 
     def draw_loops(self, generator=None):
         """How often each group loops in a training pass: a list, one count per group."""
@@ -362,24 +418,29 @@ class GPT(nn.Module):
                              f'the {n_groups} groups, not {n_loop!r}')
         return counts
 
-    def forward(self, idx, targets=None, n_loop=None, exit=None, noise_seed=0, trace=None):
+    def forward(self, idx, targets=None, n_loop=None, exit=None, noise_seed=0, trace=None,
+                keep_states=False):
         """
         idx (B, T) tokens -> logits (B, T, V) and the loss: mean cross-entropy against targets
         (B, T) in nats per token, None without targets.
 
         n_loop: loop budget, an int for all groups or one for each. None = a draw while training,
-        otherwise mean_recurrence, or 30 with an exit rule. exit: a rule of exits.make_exit; n_loop
-        is then its k_max. noise_seed: in evaluation x^(0) is a function of it, group and position;
-        in training it is new in every pass, or comes from a loops.TrainingNoise given here. trace:
-        a list, to which each group appends its results, see RecurrentGroup.forward. ValueError if
-        T > block_size or n_loop does not fit the groups.
+        otherwise mean_recurrence, or 30 with an exit rule. exit: a rule of exits.make_exit, or its
+        name, see exits.choose; n_loop is then its k_max. noise_seed: in evaluation x^(0) is a
+        function of it, group and position; in training it is new in every pass, or comes from a
+        loops.TrainingNoise given here. trace: a list, to which each group appends its results, see
+        RecurrentGroup.forward, without gradients. keep_states: with a rule, record the states of
+        all steps, too (without one they always are). ValueError if T > block_size or n_loop does
+        not fit the groups.
         """
-        plan = Plan(self.loop_counts(n_loop, exit is not None), exit,
+        rule, _, _ = choose(exit, cache='exact', rows=self.exit_rows)
+        plan = Plan(self.loop_counts(n_loop, rule is not None), rule,
                     as_noise(noise_seed, self.training), Span(0, idx.shape[1], idx.device),
-                    keep_states=trace is not None)
+                    keep_states=trace is not None and (rule is None or keep_states),
+                    keep_diary=trace is not None)
         x, results = self.hidden(idx, plan)
         if trace is not None:
-            trace += results
+            trace += [detached(result) for result in results]
         logits = self.lm_head(x)                                                # (B, T, V)
         loss = None
         if targets is not None:
@@ -394,12 +455,12 @@ class GPT(nn.Module):
         if idx.shape[1] > self.config.block_size:
             raise ValueError(f'a sequence of {idx.shape[1]} tokens does not fit block_size = '
                              f'{self.config.block_size}')
-        read = self.reader(plan.rule, plan) if plan.rule else None
+        logits_of = self.reader(plan.rule, plan) if plan.rule else None
         x = self.embed(idx, plan.span.pos)
         results = []
         for layer in self.h:
             if isinstance(layer, RecurrentGroup):
-                x, result = layer(x, plan, read)
+                x, result = layer(x, plan, logits_of)
                 results.append(result)
             else:
                 x = layer(x, plan.hook(layer), plan.span.pos)
@@ -408,33 +469,33 @@ class GPT(nn.Module):
         return self.ln_f(x), results
 
     # decoding and checkpoints are built on top of the model, so these import them when called
-    @staticmethod
-    def load(folder, length=None, device='cpu', damping=None):
+    @classmethod
+    def load(cls, folder, length=None, device='cpu', damping=None):
         """
-        The model of FOLDER/ckpt.pt, of its own class, in evaluation. length: another block_size,
-        for a model with rotary positions. damping: another than the run's, see RecurrentGroup.
-        ValueError if there is no such checkpoint.
+        The model of FOLDER/ckpt.pt in evaluation: of the run's own class, or of the subclass whose
+        load this is. length: another block_size, for a model with rotary positions. damping:
+        another than the run's, see RecurrentGroup. ValueError if there is no such checkpoint.
         """
         from common.checkpoint import open_run
-        return open_run(folder, device, length=length, damping=damping).model
+        return open_run(folder, device, length=length, damping=damping,
+                        cls=None if cls is GPT else cls).model
 
     def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
-               cache='auto', noise_seed=0, draft_loops=0, wave=0, seed=0):
+               cache='auto', noise_seed=0, decoder=None, seed=0):
         """
         A generator of the new tokens after prompts idx (B, T), some at a time: tokens (B, t), and
         their loop steps (B, t, groups).
 
-        n_loop, exit, noise_seed: see forward. cache, temperature, top_k, seed: see decode.stream.
-        draft_loops: loops of decode.Drafts, 0 = no drafts. wave: tokens of a decode.Wave, 0 = none;
-        without an exit rule its tokens leave by norm_rel, at Wave.tau.
+        n_loop, exit, noise_seed: see forward. cache: see exits.choose. temperature, top_k, seed:
+        see decode.stream. decoder: a decode.Decoder, or its name with arguments, such as
+        'wave:width=8'; None = one_by_one.
         """
         import decode
         if self.training:           # each pass would draw other loop counts and other noise
             raise ValueError('text is written in evaluation only: call model.eval() first')
-        if wave and exit is None:
-            exit = make_exit('norm_rel', decode.Wave.tau)
-        plan = Plan(self.loop_counts(n_loop, exit is not None), exit, as_noise(noise_seed))
-        decoder = decode.decoder_of(draft_loops, wave)
+        decoder = decode.decoder_of(decoder)
+        rule, cache, _ = choose(exit, cache=cache, decoder=decoder, rows=self.exit_rows)
+        plan = Plan(self.loop_counts(n_loop, rule is not None), rule, as_noise(noise_seed))
         return decode.stream(self, idx, max_new_tokens, plan, decoder, cache, seed=seed,
                              temperature=temperature, top_k=top_k)
 
@@ -445,6 +506,12 @@ class GPT(nn.Module):
         """
         tokens, steps_used = zip(*self.stream(idx, max_new_tokens, *settings, **more))
         return torch.cat((idx, *tokens), dim=1), torch.cat(steps_used, dim=1)
+
+
+def detached(result):
+    """The results of a group without gradients, so that NumPy can read them."""
+    return {key: value.detach() if torch.is_tensor(value) else value
+            for key, value in result.items()}
 
 
 def compile_layers(model, **how):
@@ -518,6 +585,6 @@ def main():
 if __name__ == '__main__':
     from common.configurator import configure
     from common.errors import run
-    config = configure(globals() | asdict(GPTConfig())
-                       | dict(__annotations__=GPTConfig.__annotations__))
+    knobs = asdict(GPTConfig()) | dict(__annotations__=GPTConfig.__annotations__)
+    config = configure(globals() | knobs).knobs()
     run(main)

@@ -4,7 +4,7 @@ Text from a checkpoint, or answers where the model has learned a task, with any 
     python sample.py                                        text, drafted with few loops
     python sample.py --exit accel                           one token at a time, the paper's rule
     python sample.py --exit=norm --tau=1e-1 --show_steps    each token coloured by its loop steps
-    python sample.py --start='def ' --temperature=0 --wave=8    several tokens at once
+    python sample.py --start='def ' --temperature=0 --decoder=wave:width=8      several at once
     python sample.py --out_dir=pretrained/calc --exit accel     a problem and the model's answers
     python sample.py --out_dir=pretrained/calc --start='=2 +3 *4'       a problem of your own
 
@@ -14,7 +14,6 @@ Paper: sec. 4 (exit rules), Algorithm 1 (accel).
 
     T    tokens of a problem
 """
-import shutil
 import time
 
 import numpy as np
@@ -23,15 +22,15 @@ import torch
 import decode
 import tasks
 from common.checkpoint import open_run
-from common.configurator import configure, given
+from common.configurator import configure
 from common.distributed import pick_device
-from common.encoding import read_prompt, text_of
+from common.encoding import read_prompt
 from common.errors import check, run
-from common.terminal import paint, print_legend
+from common.terminal import colours_are_shown, paint, print_legend
 from data import open_encoding
-from exits import make_exit, stored_tau
-from loops import Plan, waking_budget
-from tasks import NOT_ASKED
+from exits import choose
+from loops import Plan
+from tasks import NOT_ASKED, print_problem
 
 # -------------------------------------------------------------------------------------------------
 out_dir: str | None = None  # None = out, or pretrained/text if you have trained no model
@@ -44,77 +43,59 @@ length: int | None = None   # tokens (needs rotary positions); None = as in trai
 damping: float | None = None    # share of the old state that a loop step keeps; None = the run's
 dataset: str | None = None  # the model's task with other knobs, such as calc:reset=0.01
 exit: str | None = None     # a rule in exits.EXITS, or MODULE:NAME; None = fixed loops
-tau: float | None = None    # its threshold; None = the one in exits.json, or the rule's own
+tau: float | None = None    # its threshold; None = see exits.choose
 wake: bool | None = None    # may a token that has exited wake? None = on a task with cache exact
 n_loop: int | list | None = None    # None = mean_recurrence; with a rule 30, 2 T + 100 if it wakes
-cache: str | int = 'auto'   # exact, latest, or a number of slots; auto = latest for a wave
-draft_loops: int | None = None  # loops of drafts; 0 = no drafts; None = a quarter of n_loop
-wave = 0                    # tokens of a wave; 0 = no wave
+cache: str | int = 'auto'   # exact, latest, or a number of slots; auto = what the decoder needs
+decoder: str | None = None  # a name in decode.DECODERS, such as wave:width=8; None = drafts where
+                            # they write the text of one_by_one and only one is asked for
 seed = 1337                 # of the tokens drawn, or of the problems
 compile = False             # compiled passes: worth it on a GPU, or for thousands of tokens
-show_steps: bool | None = None  # colour each token by its loop steps; None = in a task's pictures
+show_steps: bool | None = None  # colour tokens by their loop steps; None = pictures, on a terminal
 device = 'auto'
 # -------------------------------------------------------------------------------------------------
-
-MOST_BLOCKS = 40    # a problem that wraps to more blocks than this shows only its ends
 
 
 # how to decode ------------------------------------------------------------------------------------
 
-def plan_of(model, folders, policy, T=None):
+def plan_of(model, way=None, waking_budget=None):
     """
-    The knobs -> a Plan. folders: where exits.json may be. policy: the cache. T: tokens of a
-    problem, None = a text.
+    The knobs -> a Plan, its cache, and both in words: 'at most 30 loops, accel with tau = 1'. way:
+    a Decoder. waking_budget: the loops for a problem if tokens may wake, None = a text.
     """
-    name = exit or ('norm_rel' if wave else None)
-    check(name or tau is None and not wake, '--tau and --wake need an exit rule: add --exit=accel')
-    if name is None:
-        return Plan(model.loop_counts(n_loop))
     wakes = wake
     if wakes is None:
-        wakes = T is not None and policy == 'exact'
-    check(tau is not None or damping is None, 'thresholds are for the damping of the run: with '
-          '--damping give --tau, too')
-    threshold = tau
-    if threshold is None and wave and name == 'norm_rel':
-        threshold = decode.Wave.tau
-    if threshold is None:
-        threshold = stored_tau(folders, name, policy)
+        wakes = bool(exit) and waking_budget is not None and cache in ('auto', 'exact')
+    rule, policy, source = choose(exit, tau, wakes, cache, way, model.exit_rows)
     budget = n_loop
-    if budget is None and wakes and T is not None:
-        budget = waking_budget(T)
-    return Plan(model.loop_counts(budget, has_rule=True), make_exit(name, threshold, wake=wakes))
+    if budget is None and wakes:
+        budget = waking_budget
+    plan = Plan(model.loop_counts(budget, has_rule=rule is not None), rule)
 
-
-def in_words(plan):
-    """The loops and the rule of a plan: '4 loops', or 'at most 30 loops, accel with tau = 1'."""
     numbers = '-'.join(map(str, dict.fromkeys(plan.counts))) or 'no'
     words = '1 loop' if numbers == '1' else f'{numbers} loops'
-    rule = plan.rule
     if rule:
         words = f'at most {words}, {rule.name} with tau = {rule.tau:g}'
+        words += f' ({source})' if source else ''
         words += ', waking' if rule.wake else ''
-    return words
+    return plan, policy, words
 
 
 # the first path: problems -------------------------------------------------------------------------
 
-def answer_problems(model, checkpoint, folders):
+def answer_problems(model, checkpoint):
     """Problems of the model's task, or the one in `start`: the right answers and the model's."""
-    # the problems
     problems = tasks.problems_of(checkpoint, dataset)
     block_size = model.config.block_size
-    if 'start' in given:
+    depth = None
+    if 'start' in settings.given:
         x, y = problems.solve(read_prompt(start or ''))                               # (1, T)
-        depth = None
         check(x.shape[1] <= block_size, f'the problem has {x.shape[1]} tokens, and the model reads '
               f'{block_size}: give --length={x.shape[1]}')
     else:
         x, y, depth = problems.make(np.random.default_rng(seed), num_samples, block_size)
+    plan, policy, words = plan_of(model, waking_budget=problems.task.budget(x.shape[1]))
 
-    # the model's answers
-    policy = 'exact' if cache == 'auto' else cache
-    plan = plan_of(model, folders, policy, x.shape[1])
     idx = torch.from_numpy(x).to(model.lm_head.weight.device)
     torch.manual_seed(seed)             # for a rule that tosses coins
     logits, kept, evals = decode.read(model, idx, plan, policy)
@@ -124,31 +105,21 @@ def answer_problems(model, checkpoint, folders):
     if model.groups:
         steps = evals.float().mean(-1).cpu().numpy()                            # (B, T)
 
-    # both, then how they were found
-    picture = getattr(problems.task, 'picture', None)
-    in_colour = picture is not None if show_steps is None else show_steps
+    has_picture = problems.task.picture is not None
+    in_colour = has_picture and colours_are_shown() if show_steps is None else show_steps
     for b in range(len(x)):
-        if picture:
-            print(picture(x[b], y[b], guesses[b], steps[b] if in_colour else None))
-        else:
-            print_problem(problems.encoding, x[b], y[b], guesses[b], steps[b], in_colour)
+        print_problem(problems, x[b], y[b], guesses[b], steps[b], in_colour)
     asked = y != NOT_ASKED
     if asked.any():
         right = (guesses == y)[asked]
-        marked = 'a ! beside wrong ones' if picture else 'wrong ones as !word!'
+        marked = 'a ! beside wrong ones' if has_picture else 'wrong ones as !word!'
         print(f'--- {right.sum()} of {right.size} answers right, {100 * right.mean():.1f}%; '
               f'{marked}')
     sentence = f'a token was computed {steps.mean():.1f} times'
     if depth is not None:
-        deepest = np.unravel_index(np.where(asked, depth, -1).argmax(), y.shape)
-        is_right = guesses[deepest] == y[deepest]
-        found = 'found' if is_right else 'not found'
-        # where tokens are read one after another, the steps of those before it are not in `kept`
-        if policy == 'exact' and model.groups:
-            found += f' in {kept[deepest].max()} loops'
-        if is_right and (guesses != y)[asked].any():
-            found += ', perhaps by chance'
-        sentence = f'deepest answer: depth {depth[deepest]}, {found}; {sentence}'
+        in_one_pass = policy == 'exact' and model.groups
+        deepest = deepest_answer(y, depth, guesses, kept if in_one_pass else None)
+        sentence = f'{deepest}; {sentence}'
     print(sentence)
     if plan.rule and (kept == plan.counts).any():
         # if the rule keeps the step that triggers, a token that it stopped in the very last step is
@@ -157,48 +128,31 @@ def answer_problems(model, checkpoint, folders):
     order = 'all tokens together'
     if policy != 'exact':
         order = f'one token after another (cache {policy})'
-    print(f'read: {order}, {in_words(plan)}')
+    print(f'read: {order}, {words}')
     if in_colour:
         print_legend()
 
 
-def print_problem(encoding, x, y, guesses, steps, in_colour=False):
+def deepest_answer(y, depth, guesses, kept=None):
     """
-    A problem x, right answers y, guesses and loop steps (T,), wrapped to the width of the terminal.
-    in_colour: guesses on the colour of their loop steps.
+    In words, whether the deepest label was found (all (B, T)), and in which loop. kept: loop steps
+    (B, T, groups), None where tokens were read one after another, since then those of the tokens
+    before it are not counted.
     """
-    # lines of words
-    answers = []
-    for guess, label in zip(guesses, y):
-        word = text_of(guess, encoding)
-        answers.append(word if label in (guess, NOT_ASKED) else f'!{word}!')
-    lines = dict(problem=[text_of(token, encoding) for token in x],
-                 right=['' if label == NOT_ASKED else text_of(label, encoding) for label in y],
-                 model=answers,
-                 loops=[f'{n:.1f}'.removesuffix('.0') for n in steps])
-
-    # blocks as wide as the terminal; of many the first and last ones
-    width = 1 + max(len(word) for words in lines.values() for word in words)
-    per_block = max(1, (shutil.get_terminal_size().columns - len('problem')) // width)
-    blocks = [slice(first, first + per_block) for first in range(0, len(x), per_block)]
-    half = MOST_BLOCKS // 2
-    left_out = blocks[half:-half] if len(blocks) > MOST_BLOCKS else []
-    for block in blocks:
-        if block in left_out:
-            if block == left_out[0]:
-                print(f'... {len(left_out) * per_block:,} tokens ...\n')
-            continue
-        for name, words in lines.items():
-            cells = [word.rjust(width) for word in words[block]]
-            if in_colour and name == 'model':
-                cells = [paint(cell, n) for cell, n in zip(cells, steps[block])]
-            print(name.ljust(len('problem')) + ''.join(cells))
-        print()
+    asked = y != NOT_ASKED
+    deepest = np.unravel_index(np.where(asked, depth, -1).argmax(), y.shape)
+    is_right = guesses[deepest] == y[deepest]
+    found = 'found' if is_right else 'not found'
+    if kept is not None:
+        found += f' in {kept[deepest].max()} loops'
+    if is_right and (guesses != y)[asked].any():
+        found += ', perhaps by chance'
+    return f'deepest answer: depth {depth[deepest]}, {found}'
 
 
 # the second path: text ----------------------------------------------------------------------------
 
-def write_text(model, checkpoint, folders):
+def write_text(model, checkpoint):
     """num_samples continuations of the prompt, and below each how it was written."""
     # the prompt
     encoding = open_encoding(checkpoint['tokenizer'], checkpoint['folder'])
@@ -209,38 +163,33 @@ def write_text(model, checkpoint, folders):
         print(f'the prompt has {len(prompt)} tokens: its last {block_size} (block_size) are used')
 
     # how it is continued
-    policy = cache
-    if policy == 'auto':
-        policy = 'latest' if wave else 'exact'
-    plan = plan_of(model, folders, policy)
-    # drafts are the fastest decoder that writes the very text of the loop budget
-    budget = min(plan.counts, default=1)
-    loops = draft_loops
-    if loops is None:
-        may_draft = plan.rule is None and policy == 'exact' and num_samples == 1 and budget > 1
-        loops = max(1, round(budget / 4)) if may_draft else 0
-    decoder = decode.decoder_of(loops, wave)
-    check(not compile or loops or wave or plan.rule is None,
+    way = decode.decoder_of(decoder)
+    check(getattr(way, 'check', None) is None, 'the loops of the check are --n_loop: leave check '
+          'out of --decoder')
+    plan, policy, words = plan_of(model, way)
+    if way is None:
+        # drafts are the fastest decoder that writes the very text of the loop budget
+        may_draft = plan.rule is None and policy == 'exact' and num_samples == 1
+        can_draft = min(plan.counts, default=1) > 1
+        way = decode.Drafts() if may_draft and can_draft else decode.OneByOne()
+    check(not compile or plan.rule is None or isinstance(way, (decode.Drafts, decode.Wave)),
           'a pass with an exit rule is not compiled: leave out --compile')
-    label = in_words(plan) + f', cache {policy}'
-    if wave:
-        label = f'a wave of {wave}, {label}'
-    elif loops:
-        label = f'drafts of {loops} checked by {label}'
+    label = way.in_words(plan, f'{words}, cache {policy}')
 
-    # waves and drafts work on one row; otherwise all samples are decoded side by side
-    n_rows = num_samples if decoder is decode.one_by_one else 1
+    # some decoders work on one row; otherwise all samples are decoded side by side
+    n_rows = 1 if way.one_row else num_samples
     idx = torch.tensor([prompt] * n_rows, device=model.lm_head.weight.device)
     decode.use_one_thread(model)
     if compile:
+        from compiled import compile_passes
         print('compiling: up to a minute, in which nothing is written')
-        decode.compile_passes(model, widths={wave} if wave else {1, 5})
-        list(decode.stream(model, idx, 32, plan, decoder, policy, temperature=0))   # compiles
+        compile_passes(model, way.widths)
+        list(decode.stream(model, idx, 32, plan, way, policy, temperature=0))       # compiles
     in_colour = bool(show_steps and model.groups)
     for first in range(0, num_samples, n_rows):
         begin = time.perf_counter()
         torch.manual_seed(seed + first)         # for a rule that tosses coins
-        tokens = decode.stream(model, idx, max_new_tokens, plan, decoder, policy,
+        tokens = decode.stream(model, idx, max_new_tokens, plan, way, policy,
                                seed=seed + first, temperature=temperature, top_k=top_k)
         if n_rows > 1:      # they are written side by side, so they are printed when all are there
             tokens = list(tokens)
@@ -296,21 +245,20 @@ def print_row(stream, b, encoding, text, in_colour):
 
 def main():
     dev, _ = pick_device(device, 'float32')
-    model, checkpoint, folder, results = open_run(out_dir, dev, length=length, damping=damping)
+    model, checkpoint, folder, _ = open_run(out_dir, dev, length=length, damping=damping)
     check(num_samples >= 1, f'num_samples must be at least 1, not {num_samples}')
-    check(model.groups or not (exit or wave), f'the model in {folder} has no groups that loop: '
-          'leave out --exit and --wave')
+    check(model.groups or not exit, f'the model in {folder} has no groups that loop: leave out '
+          '--exit')
     check(seed >= 0, f'seed must be at least 0, not {seed}')
-    is_task = tasks.is_task(checkpoint['config']['dataset'])
-    check(not (is_task and (wave or draft_loops or compile)),
-          'this model answers problems: leave out --wave, --draft_loops and --compile')
-    check(is_task or dataset is None, 'this model writes text: leave out --dataset')
-    if is_task:
-        answer_problems(model, checkpoint, (results, folder))
+    if tasks.is_task(checkpoint['config']['dataset']):
+        check(not (decoder or compile), 'this model answers problems: leave out --decoder and '
+              '--compile')
+        answer_problems(model, checkpoint)
     else:
-        write_text(model, checkpoint, (results, folder))
+        check(dataset is None, 'this model writes text: leave out --dataset')
+        write_text(model, checkpoint)
 
 
 if __name__ == '__main__':
-    configure(globals())
+    settings = configure(globals())
     run(main)

@@ -2,24 +2,14 @@
 Problems that need many loop steps, with the number of steps of each answer.
 
     python tasks.py calc                    prints problems and checks 1,000 with the oracle
-    python tasks.py calc:p=7,reset=0.05     the same with other knobs, the arguments of `calc`
+    python tasks.py calc:p=7,reset=0.05     the same with other knobs, the fields of Calc
+    python tasks.py config/maze.py          those of a config file, here of a task in zoo/
     python train.py config/calc.py          trains on problems, which are made batch by batch
 
-To add a task, write a class and enter an object of it in TASKS, here or in a file of your own:
-
-    task(rng, rows, T, ...) -> x, y, depth      the problems; its knobs are arguments with defaults
-    task.words(...) -> list of str              the text of each token
-    task.oracle(words, ...) -> list of str      the right answers, computed in another way; None
-                                                where there is no label
-    task.picture(x, y, guesses, steps) -> str   a problem as sample.py prints it, all (T,); steps:
-                                                the loop steps of each token, to colour it, or None
-
-    ...     those of the task's knobs that the method needs, by name
-
-Oracle and picture are optional. `python tasks.py NAME` compares the oracle's answers with the
-labels (the depths are not compared), and `python train.py config/calc.py --dataset=NAME
---out_dir=out-NAME` trains on the task. If it is in your own mine.py, write mine.py before the flags
-of each command.
+To add a task, write a dataclass that inherits Task and enter it in TASKS, here or in a file of your
+own. `python tasks.py NAME` compares the oracle's answers with the labels (the depths are not
+compared), and `python train.py config/calc.py --dataset=NAME --out_dir=out-NAME` trains on the
+task. If it is in your own mine.py, write mine.py before the flags of each command.
 
     rng, rows, T    numpy's random generator, the number of problems, the tokens in each problem
     x               (rows, T) int64, the tokens
@@ -32,25 +22,27 @@ of each command.
 """
 import functools
 import hashlib
-import inspect
-import itertools
-import string
+import shutil
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
 
-from common.configurator import parse
-from common.errors import check, did_you_mean
+from common.configurator import build
+from common.encoding import Words, texts_of
+from common.errors import check
+from common.terminal import paint
 
 # -------------------------------------------------------------------------------------------------
-task = 'calc'           # a name in TASKS, with other knobs if you like: calc:p=7,reset=0.1
-block_size = 24         # T, the tokens in a problem
+dataset = 'calc'        # a name in TASKS, with other knobs if you like: calc:p=7,reset=0.1
+model_class: str | None = None  # MODULE:CLASS, a model whose file has the task, as in zoo/
+block_size: int | None = None   # T, the tokens in a problem; None = the task's own
 rows = 1000             # problems to check with the oracle
 seed = 0
 # -------------------------------------------------------------------------------------------------
 
 NOT_ASKED = -100            # torch's cross-entropy ignores this label
-MOST_HELD_OUT = 2 ** 20     # the most tokens in all held-out problems of one length
+MOST_BLOCKS = 40            # a problem that wraps to more blocks than this shows only its ends
 
 
 def steps_since(mask):
@@ -61,7 +53,49 @@ def steps_since(mask):
 
 # the tasks ---------------------------------------------------------------------------------------
 
-class Calc:
+@dataclass
+class Task:
+    """
+    What a task is. Its knobs are the fields of a dataclass, with defaults. It must have
+
+        task(rng, rows, T) -> x, y, depth       the problems, (rows, T) each
+        task.words() -> list of str             the text of each token
+
+    and may have what follows here.
+    """
+    shapes = ()         # the names of the fields on which the words depend
+    block_size = 24             # T of the problems that tasks.py prints
+    most_held_out = 2 ** 20     # tokens in all held-out problems of one length
+
+    # oracle(words) -> list of str: the right answers to a problem, computed in another way; None
+    # where there is no label
+    oracle = None
+
+    # picture(x, y, guesses, steps) -> str: a problem as it is printed, all (T,). steps: the loop
+    # steps of each token, to colour it, or None
+    picture = None
+
+    def budget(self, T):
+        """
+        The loop steps for a problem of T tokens that may sleep and wake, unless the user says more:
+        here enough for news that travels one token per step, there and back.
+        """
+        return 2 * T + 100
+
+    def batch(self, rng, rows, T):
+        """
+        The problems of a training batch, if they are others than those held out: x, y, depth. It
+        may have a whole multiple of rows, and fewer tokens than T.
+        """
+        return self(rng, rows, T)
+
+    def read(self, text):
+        """A problem as somebody types it -> its words. ValueError if it is none."""
+        return text.split()
+
+
+@dataclass
+class Calc(Task):
     """
     Running arithmetic modulo p: `=v` sets the value to v, `+v` and `*v` (v > 0) change it.
 
@@ -70,11 +104,19 @@ class Calc:
     steps of the token-by-token solution. They are an upper bound, since transformers may take
     shortcuts.
     """
+    p: int = 5
+    reset: float = 0.2
 
-    def __call__(self, rng, rows, T, p=5, reset=0.2):
-        check(0 < reset <= 1, f'reset must lie in (0, 1], not {reset}')
+    shapes = ('p',)
+
+    def __post_init__(self):
+        check(self.p >= 2, f'p must be at least 2, not {self.p}')
+        check(0 < self.reset <= 1, f'reset must lie in (0, 1], not {self.reset}')
+
+    def __call__(self, rng, rows, T):
+        p = self.p
         op = rng.integers(1, 3, size=(rows, T))         # 0 sets, 1 adds, 2 multiplies
-        op[rng.random((rows, T)) < reset] = 0
+        op[rng.random((rows, T)) < self.reset] = 0
         op[:, 0] = 0
         v = np.where(op == 0, rng.integers(p, size=(rows, T)), rng.integers(1, p, size=(rows, T)))
         # the words are =0 ... =(p-1), then +1 ... +(p-1), then *1 ... *(p-1)
@@ -87,11 +129,11 @@ class Calc:
             y[:, t] = np.choose(op[:, t], [v[:, t], value + v[:, t], value * v[:, t]]) % p
         return x, y, steps_since(op == 0)
 
-    def words(self, p):
-        check(p >= 2, f'p must be at least 2, not {p}')
-        return [f'={v}' for v in range(p)] + [f'{op}{v}' for op in '+*' for v in range(1, p)]
+    def words(self):
+        sets = [f'={v}' for v in range(self.p)]
+        return sets + [f'{op}{v}' for op in '+*' for v in range(1, self.p)]
 
-    def oracle(self, words, p):
+    def oracle(self, words):
         """Compute with Python's unlimited integers, and take the remainder only in the answers."""
         check(words[0][0] == '=', 'it must begin with =v')
         answers = []
@@ -103,115 +145,11 @@ class Calc:
                 value += v
             else:
                 value *= v
-            answers.append(f'={value % p}')
+            answers.append(f'={value % self.p}')
         return answers
 
 
-class Hop:
-    """
-    p-hop induction (Sanford et al. 2024, Saunshi et al. 2025): follow pointers back through a text.
-
-    The first token is p, drawn from 0 ... hops. The others are letters v_i, and no two neighbours
-    are alike. A hop leads from letter i to the one after the last earlier occurrence of v_i:
-    find(i) = the largest j <= i with v_(j-1) = v_i. The label of each letter is the letter p hops
-    away, or `-` if a hop leads nowhere; the depth is the number of hops tried.
-    """
-
-    def __call__(self, rng, rows, T, letters=4, hops=4):
-        check(2 <= letters <= 26, f'letters must lie in [2, 26], not {letters}')
-        check(hops >= 0, f'hops must be at least 0, not {hops}')
-        check(T >= 2, f'hop needs a T of at least 2, not {T}')
-        n = T - 1
-        p = rng.integers(hops + 1, size=(rows, 1))
-        v = (rng.integers(letters, size=(rows, 1))
-             + rng.integers(1, letters, size=(rows, n)).cumsum(axis=1)) % letters       # (rows, n)
-
-        # where a hop from each letter leads, -1 if nowhere
-        find = np.zeros((rows, n), dtype=np.int64)
-        row = np.arange(rows)
-        after = np.full((rows, letters), -1)            # the place after the last of each letter
-        for i in range(n):
-            find[:, i] = after[row, v[:, i]]
-            after[row, v[:, i]] = i + 1
-
-        # p hops from every letter; a chain that has ended stays at place -1
-        place = np.tile(np.arange(n), (rows, 1))
-        depth = np.zeros((rows, T), dtype=np.int64)
-        for hop in range(hops):
-            hopping = (hop < p) & (place >= 0)
-            place = np.where(hopping, np.take_along_axis(find, place, axis=1), place)
-            depth[:, 1:] += hopping
-
-        # the words are the letters, then -, then 0 ... hops
-        x = np.concatenate((letters + 1 + p, v), axis=1)
-        y = np.full_like(x, NOT_ASKED)
-        y[:, 1:] = np.where(place >= 0, np.take_along_axis(v, place, axis=1), letters)
-        return x, y, depth
-
-    def words(self, letters, hops):
-        return [*string.ascii_lowercase[:letters], '-', *map(str, range(hops + 1))]
-
-    def oracle(self, words):
-        """Search for each hop letter by letter, as the definition says."""
-        p, v = words[0], words[1:]
-        check(p.isdigit() and all(letter.isalpha() for letter in v),
-              'it must be a number of hops and then letters')
-        answers = [None]
-        for i in range(len(v)):
-            for _ in range(int(p)):
-                i = max((j for j in range(1, i + 1) if v[j - 1] == v[i]), default=None)
-                if i is None:
-                    break
-            answers.append('-' if i is None else v[i])
-        return answers
-
-
-GROUPS = dict(S3=list(itertools.permutations(range(3))), S5=list(itertools.permutations(range(5))))
-
-
-class Group:
-    """
-    The running product of permutations, of three things (the group S3) or five (S5).
-
-    `=g` sets the value to g, and `g` multiplies it by g from the right. The label of each token is
-    the value so far, written `g`. The first token is a `=g`, and so is each later one with
-    probability `reset`. The depth is the distance from the last `=g`: the steps of the
-    token-by-token solution, an upper bound, since transformers may take shortcuts. In S5 the best
-    of these still need a depth that grows with the length of the product (Liu et al. 2023).
-    """
-
-    def __call__(self, rng, rows, T, name='S3', reset=0.2):
-        check(0 <= reset <= 1, f'reset must lie in [0, 1], not {reset}')
-        number = {g: i for i, g in enumerate(GROUPS[name])}
-        # table[a, b] = a * b, which does b first
-        table = np.array([[number[tuple(a[i] for i in b)] for b in number] for a in number])
-        g = rng.integers(len(number), size=(rows, T))
-        sets = rng.random((rows, T)) < reset
-        sets[:, 0] = True
-
-        y = g.copy()
-        for t in range(1, T):
-            y[:, t] = np.where(sets[:, t], g[:, t], table[y[:, t - 1], g[:, t]])
-        return g + len(number) * sets, y, steps_since(sets)
-
-    def words(self, name):
-        check(name in GROUPS, f"name must be one of {', '.join(GROUPS)}, not '{name}'")
-        elements = [''.join(map(str, g)) for g in GROUPS[name]]
-        return elements + ['=' + g for g in elements]
-
-    def oracle(self, words, name):
-        """Multiply permutation matrices."""
-        check(words[0][0] == '=', 'it must begin with =g')
-        eye = np.eye(len(GROUPS[name][0]), dtype=int)
-        value, answers = None, []
-        for word in words:
-            matrix = eye[:, [int(digit) for digit in word.lstrip('=')]]
-            value = matrix if word[0] == '=' else value @ matrix
-            answers.append(''.join(map(str, value.argmax(axis=0))))
-        return answers
-
-
-TASKS = dict(calc=Calc(), hop=Hop(), group=Group())
+TASKS = dict(calc=Calc)
 
 
 # a task by its name ------------------------------------------------------------------------------
@@ -221,118 +159,44 @@ def is_task(dataset):
     return dataset.partition(':')[0] in TASKS
 
 
-def parse_task(dataset):
-    """`calc:p=7` -> ('calc', {knob: value} of all its knobs)."""
-    name, _, changes = dataset.partition(':')
-    check(name in TASKS, f"unknown task '{name}'{did_you_mean(name, TASKS)} "
-          f"(the tasks are {', '.join(TASKS)}; name a file of your own behind the script)")
-    parameters = list(inspect.signature(TASKS[name]).parameters.values())
-    knobs = {knob.name: knob.default for knob in parameters[3:]}        # behind rng, rows and T
-    for change in changes.split(',') if changes else []:
-        key, _, value = change.partition('=')
-        check(key in knobs, f"unknown knob '{key}' of the task {name}{did_you_mean(key, knobs)} "
-              f"(its knobs are {', '.join(knobs)})")
-        knobs[key] = parse(f'{key} of the task {name}', value, type(knobs[key]))
-    return name, knobs
-
-
-def taken_by(method, knobs):
-    """Those of the knobs that a method of a task takes."""
-    parameters = inspect.signature(method).parameters
-    return {knob: value for knob, value in knobs.items() if knob in parameters}
-
-
-class Words:
+class Problems:
     """
-    The words of a task as an encoding (see common/encoding.py): each word is a token.
-
-    Its name lists the knobs on which the words depend, calc:p=5: the same words have the same name.
-    """
-    ends = ()                   # a problem has no end
-
-    def __init__(self, dataset):
-        name, knobs = parse_task(dataset)
-        shaping = taken_by(TASKS[name].words, knobs)
-        self.name = f"{name}:{','.join(f'{knob}={value}' for knob, value in shaping.items())}"
-        self.vocabulary = TASKS[name].words(**shaping)
-        self.n_vocab = len(self.vocabulary)
-        self.tokens = {word: token for token, word in enumerate(self.vocabulary)}
-        check(len(self.tokens) == self.n_vocab, f'the task {name} has a word twice')
-
-    def encode(self, text):
-        """Words separated by blanks -> tokens. ValueError for an unknown word."""
-        words = text.split()
-        for word in words:
-            check(word in self.tokens, f"'{word}' is not a word of {self.name}: choose from "
-                  f"{' '.join(self.vocabulary)}")
-        return [self.tokens[word] for word in words]
-
-    def decode(self, tokens):
-        return ' '.join(self.vocabulary[token] for token in tokens)
-
-    def decode_single_token_bytes(self, token):
-        return self.vocabulary[token].encode()
-
-
-class Examples:
-    """
-    What a data set (data.Text) and a task (Problems) have in common. T is a number of tokens.
-
-        name                        of the data set, or of the task without its knobs
-        description                 what is trained on, in words
-        sha256                      of what is trained on: --resume refuses another one
-        tokenizer, vocab_size       the name of its encoding; how many tokens there are
-        tokenizer_json              the TokenizerJson of that name; None if it is no such file
-        is_task                     a task: only some tokens have labels, and the measure is the
-                                    accuracy. Otherwise every token has one, and it is the loss
-
-        check_fits(T, rows)         ValueError unless there are batches and windows of T tokens
-        batch(rng, rows, T, mine)   draws `rows` windows, the same in all processes, and returns
-                                    those in the slice `mine` (by default all): x, y (B, T) int64
-        n_held_out(T)               how many held-out windows of T tokens there are
-        held_out(numbers, T)        those with these numbers -> x, y (N, T) int64
-        depths(T)                   only for a task: the depth of each label of its held-out
-                                    windows, (n_held_out(T), T)
-    """
-    tokenizer_json = None
-
-    def spread(self, n, T):
-        """The numbers of n held-out windows, evenly spread (n,). ValueError if there are fewer."""
-        n_all = self.n_held_out(T)
-        check(n <= n_all, f'there are only {n_all} held-out windows of {T} tokens, not {n}')
-        return np.linspace(0, n_all - 1, n).round().astype(int)
-
-
-class Problems(Examples):
-    """
-    The problems of a task.
+    The problems of a task, with the methods of a data.Text: see there.
 
     A batch depends only on the generator that `batch` is given. The held-out problems have a seed
     of their own, so they are the same in every script.
     """
     is_task = True
+    tokenizer_json = None
     n_problems = 2048           # held out; of long ones there are fewer, see n_held_out
 
     def __init__(self, dataset):
-        self.name, self.knobs = parse_task(dataset)
-        self.task = TASKS[self.name]
-        self.encoding = Words(dataset)
+        self.name = dataset.partition(':')[0]
+        self.task = build(dataset, TASKS, 'task')
+        # the same words have the same name
+        shapes = ','.join(f'{field}={getattr(self.task, field)}' for field in self.task.shapes)
+        self.encoding = Words(f'{self.name}:{shapes}', self.task.words())
         self.tokenizer = self.encoding.name
         self.vocab_size = self.encoding.n_vocab
         self.description = f'problems of {dataset}, made as they are needed'
-        self.sha256 = hashlib.sha256(repr((self.name, self.knobs)).encode()).hexdigest()
+        knobs = asdict(self.task)
+        self.sha256 = hashlib.sha256(repr((self.name, knobs)).encode()).hexdigest()
 
     def make(self, rng, rows, T):
         """Problems: x, y, depth (rows, T)."""
-        arrays = self.task(rng, rows, T, **self.knobs)
+        arrays = self.task(rng, rows, T)
         check(all(array.shape == (rows, T) and array.dtype == np.int64 for array in arrays),
               f'the task {self.name} must make three arrays of int64 (rows, T), not '
               f'{[(array.dtype.name, *array.shape) for array in arrays]}')
         return arrays
 
-    def answers(self, words):
-        """The oracle's answers to a problem in words: words, None where it has none."""
-        return self.task.oracle(words, **taken_by(self.task.oracle, self.knobs))
+    def answers(self, x):
+        """The oracle's answers to a problem x (T,), as tokens (T,); NOT_ASKED where it has none."""
+        tokens = self.encoding.tokens | {None: NOT_ASKED}
+        words = self.task.oracle([self.encoding.vocabulary[token] for token in x])
+        check(len(words) == len(x) and tokens.keys() >= set(words),
+              f'the oracle of {self.name} must answer each word with a word or None, not {words}')
+        return np.array([tokens[word] for word in words])
 
     def solve(self, text):
         """
@@ -341,24 +205,15 @@ class Problems(Examples):
         y has no labels if the task has no oracle. ValueError for an unknown word, or if the words
         are not a problem of the task.
         """
-        x = self.encoding.encode(text)
-        check(x, 'the problem has no words')
-        y = [NOT_ASKED] * len(x)
-        if hasattr(self.task, 'oracle'):
-            tokens = self.encoding.tokens | {None: NOT_ASKED}
-            y = [tokens[answer] for answer in self.answers(text.split())]
-        return np.array([x]), np.array([y])
+        x = np.array(self.encoding.encode(' '.join(self.task.read(text))))
+        check(len(x), 'the problem has no words')
+        y = self.answers(x) if self.task.oracle else np.full_like(x, NOT_ASKED)
+        return x[None], y[None]
 
     def wrong_rows(self, x, y):
         """The rows in which a label of y is not the oracle's answer to x (rows, T), as numbers."""
-        vocabulary = self.encoding.vocabulary
-        wrong = []
-        for row, (tokens, labels) in enumerate(zip(x, y)):
-            answers = self.answers([vocabulary[token] for token in tokens])
-            if any(label != NOT_ASKED and vocabulary[label] != answer
-                   for label, answer in zip(labels, answers, strict=True)):
-                wrong.append(row)
-        return wrong
+        return [row for row, (problem, labels) in enumerate(zip(x, y))
+                if ((labels != NOT_ASKED) & (labels != self.answers(problem))).any()]
 
     def check_fits(self, T, rows=1):
         """ValueError if T or a knob does not fit the task, or a token is not one of its words."""
@@ -369,13 +224,20 @@ class Problems(Examples):
               f'{self.vocab_size} words, and tokens from {tokens.min()} to {tokens.max()}')
 
     def batch(self, rng, rows, T, mine=slice(None)):
-        """Make `rows` problems and return the slice `mine` of them: x, y (B, T)."""
-        x, y, _ = self.make(rng, rows, T)
-        return torch.from_numpy(x[mine]), torch.from_numpy(y[mine])
+        """
+        Make a batch of `rows` problems and return the slice `mine` of them: x, y (B, T). The task
+        may make shorter problems, and several in place of each, see Task.batch.
+        """
+        x, y, _ = self.task.batch(rng, rows, T)
+        n, T_batch = x.shape
+        check(n > 0 and n % rows == 0 and T_batch <= T, f'a batch of {self.name} must have a '
+              f'multiple of {rows} rows and at most {T} tokens, not {n} and {T_batch}')
+        x, y = (array.reshape(rows, -1, T_batch)[mine] for array in (x, y))
+        return torch.from_numpy(x).flatten(0, 1), torch.from_numpy(y).flatten(0, 1)
 
     def n_held_out(self, T):
         """How many held-out problems of T tokens there are; of long ones there are fewer."""
-        return max(1, min(self.n_problems, MOST_HELD_OUT // T))
+        return max(1, min(self.n_problems, self.task.most_held_out // T))
 
     @functools.cache
     def all_held_out(self, T):
@@ -409,44 +271,77 @@ def problems_of(checkpoint, dataset=None):
 
 # the demonstration -------------------------------------------------------------------------------
 
-def print_problem(problems, x, y):
-    """A problem x, its labels y (T,) and the oracle's answers, in columns of words."""
-    vocabulary = problems.encoding.vocabulary
-    lines = dict(problem=[vocabulary[token] for token in x],
-                 answers=['' if label == NOT_ASKED else vocabulary[label] for label in y])
-    if hasattr(problems.task, 'oracle'):
-        lines['oracle'] = [answer or '' for answer in problems.answers(lines['problem'])]
-    width = max(map(len, vocabulary)) + 3
-    for title, words in lines.items():
-        print(f'  {title:7}' + ''.join(word.rjust(width) for word in words))
-    print()
+def print_problem(problems, x, y, guesses=None, steps=None, in_colour=False, who='model'):
+    """
+    Print a problem: the task's picture, or else lines of words, wrapped to the width of the
+    terminal.
+
+    x, y, guesses, steps: (T,), its tokens, labels, the guesses of `who`, and the loop steps of each
+    token. in_colour: guesses on the colour of their loop steps. A wrong guess is written !word!.
+    """
+    if problems.task.picture:
+        shown = y if guesses is None else guesses
+        print(problems.task.picture(x, y, shown, steps if in_colour else None))
+        return
+
+    # lines of words
+    lines = dict(problem=texts_of(x, problems.encoding), right=texts_of(y, problems.encoding))
+    if guesses is not None:
+        words = texts_of(guesses, problems.encoding)
+        lines[who] = [word if label in (guess, NOT_ASKED) else f'!{word}!'
+                      for word, guess, label in zip(words, guesses, y)]
+    if steps is not None:
+        lines['loops'] = [f'{n:.1f}'.removesuffix('.0') for n in steps]
+
+    # blocks as wide as the terminal; of many the first and last ones
+    width = 1 + max(len(word) for words in lines.values() for word in words)
+    per_block = max(1, (shutil.get_terminal_size().columns - len('problem')) // width)
+    blocks = [slice(first, first + per_block) for first in range(0, len(x), per_block)]
+    half = MOST_BLOCKS // 2
+    left_out = blocks[half:-half] if len(blocks) > MOST_BLOCKS else []
+    for block in blocks:
+        if block in left_out:
+            if block == left_out[0]:
+                print(f'... {len(left_out) * per_block:,} tokens ...\n')
+            continue
+        for name, words in lines.items():
+            cells = [word.rjust(width) for word in words[block]]
+            if in_colour and name == who:
+                cells = [paint(cell, n) for cell, n in zip(cells, steps[block])]
+            print(name.ljust(len('problem')) + ''.join(cells))
+        print()
 
 
-def main():
-    problems = Problems(task)
-    problems.check_fits(block_size)
-    x, y, depth = problems.make(np.random.default_rng(seed), rows, block_size)
-    print(f'{task}: {problems.vocab_size} words, {block_size} tokens per problem\n')
-    for row in range(min(3, rows)):
-        if hasattr(problems.task, 'picture'):
-            print(problems.task.picture(x[row], y[row], y[row], None))
-        else:
-            print_problem(problems, x[row], y[row])
+def show(dataset, model_class=None, block_size=None, rows=1000, seed=0):
+    """Print problems of a task and compare all `rows` of them with the oracle. See the knobs."""
+    if model_class:
+        from common.checkpoint import class_of
+        class_of(model_class, named=True)
+    problems = Problems(dataset)
+    T = problems.task.block_size if block_size is None else block_size
+    problems.check_fits(T)
+    x, y, depth = problems.make(np.random.default_rng(seed), rows, T)
+    print(f'{dataset}: {problems.vocab_size} words, {T} tokens per problem\n')
+    has_oracle = problems.task.oracle is not None
+    wrong = problems.wrong_rows(x, y) if has_oracle else []
+    for row in wrong[:1] or range(min(3, rows)):
+        guesses = problems.answers(x[row]) if has_oracle else None
+        print_problem(problems, x[row], y[row], guesses, who='oracle')
     depths, counts = np.unique(depth[y != NOT_ASKED], return_counts=True)
     shares = 100 * counts / counts.sum()
     print('labels by depth: ' + ', '.join(f'{d} {share:.1f}%' for d, share in zip(depths, shares)))
-    if not hasattr(problems.task, 'oracle'):
+    if has_oracle:
+        print(f'{rows} problems: the oracle disagrees with {len(wrong)}')
+    else:
         print(f'{rows} problems, not checked: the task has no oracle')
-        return
-    wrong = problems.wrong_rows(x, y)
-    print(f'{rows} problems: the oracle disagrees with {len(wrong)}')
     if wrong:
-        print_problem(problems, x[wrong[0]], y[wrong[0]])
         raise SystemExit(1)
 
 
 if __name__ == '__main__':
     from common.configurator import configure
     from common.errors import run
-    configure(globals(), positional='task')
-    run(main)
+    configure(globals(), positional='dataset')
+    # a task's file imports this one as `tasks`: what it enters in TASKS is there, not here
+    import tasks
+    run(lambda: tasks.show(dataset, model_class, block_size, rows, seed))

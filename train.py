@@ -11,7 +11,19 @@ Train a recurrent-depth GPT.
     torchrun --standalone --nproc_per_node=2 train.py config/groups.py
 
 writes ckpt.pt, ckpt_ITER.pt at keep_iters, ckpt_best.pt, log.csv and loss.png; at the end eval.csv,
-and on a task depth.png. Ctrl-C finishes the step and saves; a second one stops at once.
+and on a task depth.png. Ctrl-C finishes the step and saves; a second one stops at once. In a
+notebook: import train; train.max_iters = 12; train.main().
+
+log.csv has rows of iterations, and rows of evaluations, which come before the step:
+
+    iter                the iteration, from 0
+    loss, lr            of this iteration's batch, with its drawn loop counts
+    grad_norm           of the gradient, before it is clipped
+    loops               the drawn loop counts, one per group, as 5/3/8
+    dt_ms               milliseconds per iteration, mean since the last such row
+    tokens_per_s        training tokens per second, of all processes together
+    val_loss_N, val_acc_N       held-out at N loops; the accuracy only on a task
+    token_corr, state_use       of each group, see evaluation.health
 
 Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated gradients), App. C.3
 (what to watch). Losses are nats per token.
@@ -19,22 +31,21 @@ Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated 
     it          the iteration
     micro       the step of gradient accumulation
     examples    a data set or a task, from which batches and held-out windows come
-    raw         a GPT; model: the same as it is trained, compiled and shared by the processes
 """
+import csv
 import math
 import os
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, get_type_hints
 
 import numpy as np
 import torch
-from filelock import FileLock
-from torch.nn.parallel import DistributedDataParallel
+from filelock import FileLock, Timeout
 
 import data
-from common import configurator, distributed, errors, evaluation
+from common import distributed, errors, evaluation
 from common.checkpoint import (
     check_free,
     checkpoint_of,
@@ -45,13 +56,13 @@ from common.checkpoint import (
     save_checkpoint,
     start_over,
 )
-from common.configurator import configure
+from common.configurator import Count, Natural, NotNegative, Positive, configure
 from common.distributed import say
 from common.errors import check, explain
 from common.files import read_csv, write_csv
 from common.optim import make_optimizers
 from loops import TrainingNoise, derived_seed
-from model import compile_layers
+from model import GPTConfig, compile_layers
 
 # -------------------------------------------------------------------------------------------------
 dataset = 'torchdocs'       # a folder of data/ (data.py), or a task and its knobs (tasks.py)
@@ -61,7 +72,7 @@ overwrite = False           # start over in an out_dir that holds a run
 init_from: str | None = None    # a checkpoint, or its folder, whose model and weights to start from
 eval_only = False           # no training: the table of out_dir/ckpt.pt, or of init_from
 # model: small enough for two CPU cores and some minutes
-model_class = 'model:GPT'   # MODULE:CLASS
+model_class = 'model:GPT'   # MODULE:CLASS; what its Config adds is a knob, too
 block_size = 48             # tokens of context; attention learns faster with few positions
 n_layer = 6
 n_head = 2
@@ -74,32 +85,32 @@ injection = 'concat'        # how e enters each step, a name in loops.INJECTIONS
 x0 = 'noise'                # a group's first state: noise, zero, or e
 norm_inside = True          # the norm of the core in every step; False = once, after the last
 pos = 'learned'             # positions: learned, rotary, none
-rope_base = 10000.0         # of rotary positions; 100 for short problems
+rope_base: Positive = 10000.0         # of rotary positions; 100 for short problems
 window: int | None = None   # attention reads the last `window` tokens; None = all
 # training
-batch_size = 16             # sequences of a step, split among all processes
-gradient_accumulation_steps = 1
-max_iters = 1500
+batch_size: Count = 16             # sequences of a step, split among all processes
+gradient_accumulation_steps: Count = 1
+max_iters: Natural = 1500
 optimizer: Literal['muon', 'adamw'] = 'muon'    # muon: for the matrices of blocks and adapters
-learning_rate = 5e-3
-min_lr: float | None = None     # None = learning_rate / 10
-warmup_iters = 100
-lr_decay_iters: int | None = None   # None = max_iters, as it was when the run began
-weight_decay = 0.1          # on matrices only
-grad_clip = 1.0             # norm; 0.0 = off
+learning_rate: Positive = 5e-3
+min_lr: NotNegative | None = None     # None = learning_rate / 10
+warmup_iters: Natural = 100
+lr_decay_iters: Natural | None = None   # None = max_iters, as it was when the run began
+weight_decay: NotNegative = 0.1          # on matrices only
+grad_clip: NotNegative = 1.0             # norm; 0.0 = off
 seed = 1337                 # batches, loop draws and noise all derive from it
 # evaluation, log, checkpoints
-eval_interval = 500         # iterations between two evaluations, each with a ckpt.pt
-eval_windows: int | None = 200  # held-out windows each time; None = all, as in the last table
+eval_interval: Count = 500         # iterations between two evaluations, each with a ckpt.pt
+eval_windows: Count | None = 200  # held-out windows each time; None = all, as in the last table
 eval_loops: list | None = None  # loop counts to evaluate at; None = 1, 2, 4, 8, or a fixed r
-log_interval = 50
+log_interval: Count = 50
 keep_iters = [0, 100, 300, 700]     # iterations whose weights to keep, for geometry.py
 # machine
 device = 'auto'             # cuda, mps or cpu; auto = the best there is
 dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'  # of products; auto = bfloat16 on cuda
 compile: bool | None = None     # torch.compile the blocks and steps; None = on cuda only
 # -------------------------------------------------------------------------------------------------
-config = configure(globals(), strict=True)
+settings = configure(globals(), keep_unknown=True)
 
 
 def lr_at(it):
@@ -123,10 +134,10 @@ def get_batch(examples, it, micro, dev):
     return x.to(dev), y.to(dev)
 
 
-def draw_loops(raw, it, micro):
+def draw_loops(model, it, micro):
     """How often each group loops in this micro step."""
     generator = torch.Generator().manual_seed(derived_seed(seed, 'loops', it, micro))
-    return raw.draw_loops(generator)
+    return model.draw_loops(generator)
 
 
 def noise_of(it, micro, dev):
@@ -143,46 +154,37 @@ def make_model(cls, checkpoint, examples):
     if vocab_size >= 1024:              # matrices whose sides are multiples of 64 are faster
         vocab_size = 64 * math.ceil(vocab_size / 64)
     # a field of its Config is the knob of that name, or what the checkpoint has, or its default
-    values = dict(vocab_size=vocab_size) | checkpoint.get('model_args', {}) | knobs_now()
+    values = dict(vocab_size=vocab_size) | checkpoint.get('model_args', {}) | settings.knobs()
     torch.manual_seed(derived_seed(seed, 'init'))
     names = {field.name for field in fields(cls.Config)}
-    raw = cls(cls.Config(**{name: value for name, value in values.items() if name in names}))
+    model = cls(cls.Config(**{name: value for name, value in values.items() if name in names}))
     if checkpoint:
         with explain('the weights do not fit', 'leave out what you changed', RuntimeError):
-            missing, unexpected = raw.load_state_dict(checkpoint['model'], strict=resume)
+            missing, unexpected = model.load_state_dict(checkpoint['model'], strict=resume)
         if missing or unexpected:       # such as a gate
             say(f'from scratch: {missing}; left out: {unexpected}')
-    return raw
+    return model
 
 
-def as_trained(raw, dev):
-    """The model in the form that is trained: compiled, and shared by the processes, if need be."""
-    if compile or compile is None and dev.startswith('cuda'):
-        compile_layers(raw)
-    if distributed.WORLD == 1:
-        return raw
-    # if no step reads e, layers before a group get no gradient where it loops beyond bptt_k
-    reads_e = all(group.adapter.reads_e for group in raw.groups)
-    return DistributedDataParallel(raw, find_unused_parameters=not reads_e)
-
-
-def forward_backward(model, run, it):
+def forward_backward(run, it):
     """
     The gradient of iteration `it`, over all its micro steps. Returns this process's loss (a tensor,
-    for which nobody has waited yet), and the loop counts of the last micro step.
+    for which nobody has waited yet), the loop counts of the last micro step, and the number of
+    tokens, of all processes together.
     """
     loss = torch.zeros((), device=run.dev)
+    n_tokens = 0
     for micro in range(gradient_accumulation_steps):
         x, y = get_batch(run.examples, it, micro, run.dev)
-        n_loop = draw_loops(run.raw, it, micro)     # one count per group
-        if distributed.WORLD > 1:                   # the gradients are averaged once, at the end
-            model.require_backward_grad_sync = micro == gradient_accumulation_steps - 1
+        n_tokens += distributed.WORLD * x.numel()
+        n_loop = draw_loops(run.model, it, micro)   # one count per group
         with run.autocast:
-            _, part = model(x, y, n_loop=n_loop, noise_seed=noise_of(it, micro, run.dev))
+            _, part = run.model(x, y, n_loop=n_loop, noise_seed=noise_of(it, micro, run.dev))
         part = part / gradient_accumulation_steps
         part.backward()
         loss += part.detach()
-    return loss, n_loop
+    distributed.average([p.grad for p in run.model.parameters() if p.grad is not None])
+    return loss, n_loop, n_tokens
 
 
 # the run ------------------------------------------------------------------------------------------
@@ -190,7 +192,7 @@ def forward_backward(model, run, it):
 @dataclass
 class Run:
     """A run as it is now."""
-    raw: torch.nn.Module        # a GPT
+    model: torch.nn.Module      # a GPT
     optimizers: dict            # by the name of their state in a checkpoint
     examples: object            # data.Text or tasks.Problems
     counts: list                # loop counts at which it is evaluated
@@ -200,46 +202,70 @@ class Run:
     best: tuple = (math.inf, 0)     # the lowest held-out loss, and the iteration of its weights
 
 
-def knobs_now():
-    """{name: value} of the knobs above."""
-    return {name: globals()[name] for name in config}
-
-
-def check_knobs():
-    """ValueError for a number that would fail only in the middle of a run."""
-    for name in ('batch_size', 'gradient_accumulation_steps', 'eval_interval', 'eval_windows',
-                 'log_interval'):
-        value = globals()[name]
-        check(value is None or value >= 1, f'{name} must be at least 1, not {value}')
-    check(max_iters >= 0, f'max_iters must be at least 0, not {max_iters}')
-    check(0 < learning_rate < math.inf, f'learning_rate must be positive, not {learning_rate}')
-
-
 def main():
-    # in a notebook knobs are set as attributes, train.max_iters = 12: such a knob is like a flag
-    changed = {name for name, value in knobs_now().items() if value != config[name]}
-    configurator.given.update(changed)
-    configurator.flags.update(changed)
-    knobs, checkpoint = where_to_start()
-    globals().update(knobs)             # from here on the knobs above have the values of this run
-    check_knobs()
-    dev, autocast = distributed.start_processes(device, dtype)
+    settings.take_attributes()
+    checkpoint = where_to_start()
     # before the data: the file of the class may define their task, as zoo/maze.py does
-    cls = class_of(model_class, named='model_class' in configurator.given)
-    vocab_size = checkpoint['model_args']['vocab_size'] if checkpoint else math.inf
-    examples = distributed.first_one_first(lambda: data.open_data(
-        dataset, checkpoint.get('tokenizer'), vocab_size))
-    examples.check_fits(block_size, batch_size)
-    if eval_only:
-        evaluate_only(cls, checkpoint, examples, dev, autocast)
-        return
+    cls = class_of(model_class, named='model_class' in settings.given)
+    hints = get_type_hints(cls.Config)
+    for field in fields(GPTConfig):
+        del hints[field.name]
+    settings.add(hints)                 # what is left are fields of the class's own
+    with memory_explained(), distributed.processes(device, dtype) as (dev, autocast):
+        vocab_size = checkpoint['model_args']['vocab_size'] if checkpoint else math.inf
+        examples = distributed.first_one_first(lambda: data.open_data(
+            dataset, checkpoint.get('tokenizer'), vocab_size))
+        examples.check_fits(block_size, batch_size)
+        if eval_only:
+            evaluate_only(cls, checkpoint, examples, dev, autocast)
+            return
+        complete = train_on(examples, cls, checkpoint, dev, autocast)
+    if not complete:
+        raise SystemExit(130)
 
-    # the model, and what else the checkpoint holds if the run goes on
+
+def where_to_start():
+    """
+    The checkpoint that the run starts from, {} = none. The knobs become those of the run: --resume
+    and --eval_only take those of the earlier run, and --init_from those of its model. What the user
+    has set stays, with --resume only flags.
+    """
+    if eval_only:
+        checkpoint = read_checkpoint(init_from or out_dir)
+        inherit(checkpoint, checkpoint['config'] | checkpoint['model_args'], settings.given)
+        return checkpoint
+    if resume and os.path.exists(f'{out_dir}/ckpt.pt'):
+        checkpoint = read_checkpoint(out_dir)
+        check('optimizers' in checkpoint, f'{out_dir}/ckpt.pt holds weights alone: start from it '
+              'with --init_from, in another --out_dir')
+        inherit(checkpoint, checkpoint['config'], settings.flags)
+        return checkpoint
+    if resume:
+        say(f'no run in {out_dir}: starting one')
+        settings.take(dict(resume=False))
+    check_free(out_dir, overwrite)
+    if not init_from:
+        return {}
+    checkpoint = read_checkpoint(init_from)
+    inherit(checkpoint, checkpoint['model_args'], settings.given)
+    return checkpoint
+
+
+def inherit(checkpoint, knobs, given):
+    """Take over the knobs {name: value} of a checkpoint, but for those that are given."""
+    kept = given | {'out_dir', 'resume', 'overwrite', 'init_from', 'eval_only'}
+    knobs = knobs | dict(model_class=checkpoint['model_class'])
+    settings.take({name: knobs[name] for name in settings.knobs()
+                   if name in knobs and name not in kept})
+
+
+def train_on(examples, cls, checkpoint, dev, autocast):
+    """Train to the end -> True, or until a signal -> False."""
     check(batch_size % distributed.WORLD == 0, f'batch_size = {batch_size} must be a multiple of '
           f'the number of processes, {distributed.WORLD}')
-    raw = make_model(cls, checkpoint, examples).to(dev)
-    optimizers = make_optimizers(raw, optimizer, learning_rate, weight_decay)
-    run = Run(raw, optimizers, examples, counts_of(raw), dev, autocast)
+    model = make_model(cls, checkpoint, examples).to(dev)
+    optimizers = make_optimizers(model, optimizer, learning_rate, weight_decay)
+    run = Run(model, optimizers, examples, counts_of(model), dev, autocast)
     if resume:
         restore(run, checkpoint)
     checkpoint.clear()                  # frees some GB if the model is large
@@ -251,54 +277,41 @@ def main():
             examples.tokenizer_json.save(out_dir)
         try:
             with distributed.noting_signals():
-                train(run)
+                complete = train(run)
         except OSError:         # nobody reads the output any more: save what was learned
-            save(run, 'ckpt.pt')
+            if run.done:
+                save(run, 'ckpt.pt')
             raise
-        finish(run)
+        if complete:
+            finish(run)
+    return complete
 
 
-def where_to_start():
-    """
-    The knobs of the run, {name: value}, and the checkpoint that it starts from, {} = none.
-
-    --resume takes all knobs from the earlier run, --eval_only too, and --init_from those of the
-    model. What the user has set comes before them, with --resume only by flags.
-    """
-    knobs = knobs_now()
-    given = configurator.given
-    if eval_only:
-        checkpoint = read_checkpoint(init_from or out_dir)
-        earlier = checkpoint['config'] | checkpoint['model_args']
-    elif resume and os.path.exists(f'{out_dir}/ckpt.pt'):
-        checkpoint = read_checkpoint(out_dir)
-        check('optimizers' in checkpoint, f'{out_dir}/ckpt.pt holds weights alone: start from it '
-              'with --init_from, in another --out_dir')
-        earlier = checkpoint['config']
-        given = configurator.flags
-    else:
-        if resume:
-            say(f'no run in {out_dir}: starting one')
-            knobs['resume'] = False
-        check_free(out_dir, overwrite)
-        if not init_from:
-            return knobs, {}
-        checkpoint = read_checkpoint(init_from)
-        earlier = checkpoint['model_args']
-    earlier = earlier | dict(model_class=checkpoint['model_class'])
-    kept = given | {'out_dir', 'resume', 'overwrite', 'init_from', 'eval_only'}
-    for name in knobs:
-        if name in earlier and name not in kept:
-            knobs[name] = earlier[name]
-    return knobs, checkpoint
+@contextmanager
+def memory_explained():
+    """In this context a lack of memory is a ValueError that names the knobs that need less."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:        # torch raises a RuntimeError on the CPU
+        if isinstance(error, RuntimeError) and 'tried to allocate' not in str(error).lower():
+            raise
+        raise ValueError('out of memory: halve batch_size and double gradient_accumulation_steps, '
+                         'which trains alike, lower bptt_k, or train a smaller model') from error
 
 
+@contextmanager
 def only_writer():
-    """`with only_writer():` an OSError if another program trains into out_dir now."""
+    """`with only_writer():` ValueError if another program trains into out_dir now."""
     if distributed.RANK > 0:
-        return nullcontext()
+        yield
+        return
     os.makedirs(out_dir, exist_ok=True)
-    return FileLock(f'{out_dir}/.lock', timeout=0)
+    try:
+        lock = FileLock(f'{out_dir}/.lock').acquire(timeout=0)
+    except Timeout:
+        raise ValueError(f'another training runs in {out_dir}: give another --out_dir') from None
+    with lock:
+        yield
 
 
 def restore(run, checkpoint):
@@ -322,10 +335,10 @@ def save(run, name, with_optimizers=True):
     """Write a checkpoint; with_optimizers: one that can be resumed."""
     if distributed.RANK > 0:
         return
-    knobs = knobs_now()
+    knobs = settings.knobs()
     # so that a --resume with more --max_iters keeps this decay
     knobs['lr_decay_iters'] = lr_decay_iters or max_iters
-    checkpoint = checkpoint_of(run.raw, knobs, run.examples.tokenizer, run.examples.sha256,
+    checkpoint = checkpoint_of(run.model, knobs, run.examples.tokenizer, run.examples.sha256,
                                run.done)
     if with_optimizers:
         checkpoint['best'] = run.best
@@ -335,27 +348,40 @@ def save(run, name, with_optimizers=True):
 
 
 def train(run):
-    """The iterations that are left; an evaluation comes before the step of its iteration."""
-    model = as_trained(run.raw, run.dev)
-    say(f'{sum(p.numel() for p in run.raw.parameters()) / 1e6:.2f}M parameters, {n_layer} layers, '
-        f'groups {run.raw.config.groups}, {run.examples.description}, {distributed.WORLD} x '
-        f'{run.dev}')
-    log = Log(run.done)
-    run.raw.train()
+    """
+    The iterations that are left -> True, or False if a signal has stopped them. An evaluation comes
+    before the step of its iteration.
+    """
+    if compile or compile is None and run.dev.startswith('cuda'):
+        compile_layers(run.model)
+    size = sum(p.numel() for p in run.model.parameters())
+    say(f'{size / 1e6:.2f}M parameters, {n_layer} layers, groups {run.model.config.groups}, '
+        f'{run.examples.description}, {distributed.WORLD} x {run.dev}')
+    log = Log(run)
+    steps = []          # since the last row of the log: (seconds, tokens) of each
+    run.model.train()
     for it in range(run.done, max_iters + 1):
         # the weights so far: ckpt_000000.pt has them as they are drawn
         if it in keep_iters:
             save(run, f'ckpt_{it:06d}.pt', with_optimizers=False)
         if it % eval_interval == 0 or it == max_iters:
-            save(run, 'ckpt.pt')        # first, so that a kill does not cost what was learned
-            log.evaluate(run, it)
+            if it or not max_iters:     # nothing is lost before the first step
+                save(run, 'ckpt.pt')    # first, so that a kill does not cost what was learned
+            row, loss = evaluate(run, it)
+            log.add(row)
+            if loss < run.best[0]:
+                run.best = (loss, it)
+                save(run, 'ckpt_best.pt', with_optimizers=False)
+            if distributed.RANK == 0:
+                from common import plots  # here, since matplotlib takes a second to import
+                plots.losses(log.rows, run.counts, f'{out_dir}/loss.png')
         if it == max_iters:
             break
 
         # a step
         began = time.perf_counter()
-        loss, n_loop = forward_backward(model, run, it)
-        norm = torch.nn.utils.clip_grad_norm_(run.raw.parameters(), grad_clip or math.inf)
+        loss, n_loop, n_tokens = forward_backward(run, it)
+        norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), grad_clip or math.inf)
         stops = torch.full_like(loss, len(distributed.stop_signals))
         # means over the processes: losses differ, the norm does not, and a signal to one stops all
         means = distributed.add_up(torch.stack((loss, norm, stops)) / distributed.WORLD)
@@ -369,12 +395,28 @@ def train(run):
             opt.step()
             opt.zero_grad()
         run.done = it + 1
-        log.step(it, loss, norm, n_loop, time.perf_counter() - began)
+        steps.append((time.perf_counter() - began, n_tokens))
+        if it % log_interval == 0 or it == max_iters - 1:
+            report(log, it, loss, norm, n_loop, steps)
+            steps.clear()
         if stops:
             save(run, 'ckpt.pt')
             say(f'stopped after iteration {it} and saved: python train.py --resume '
                 f'--out_dir={out_dir} goes on')
-            raise SystemExit(130)
+            return False
+    return True
+
+
+def report(log, it, loss, norm, n_loop, steps):
+    """A row of the log, and a line. steps: (seconds, tokens) of each step since the last row."""
+    seconds, n_tokens = map(sum, zip(*steps))
+    dt = seconds / len(steps)
+    speed = n_tokens / seconds
+    loops = '/'.join(map(str, n_loop))
+    log.add(dict(iter=it, loss=f'{loss:.5f}', lr=f'{lr_at(it):.3e}', grad_norm=f'{norm:.4f}',
+                 loops=loops, dt_ms=f'{1e3 * dt:.1f}', tokens_per_s=f'{speed:.0f}'))
+    say(f'iter {it}: loss {loss:.3f}, loops {loops or "none"}, {1e3 * dt:.0f} ms, '
+        f'{speed / 1e3:.1f}k tok/s, {(max_iters - it - 1) * dt:.0f} s left')
 
 
 def finish(run):
@@ -391,77 +433,63 @@ def finish(run):
 # log and evaluation -------------------------------------------------------------------------------
 
 class Log:
-    """
-    log.csv, and the lines on the screen. A row has the columns
+    """log.csv: `add` appends a row, a dict. A resumed run drops the rows after its checkpoint."""
 
-        iter            the iteration, from 0
-        loss, lr        of this iteration's batch, with its drawn loop counts
-        grad_norm       of the gradient, before it is clipped
-        loops           the drawn loop counts, one per group, as 5/3/8
-        dt_ms           milliseconds per iteration, mean since the last row
-        tokens_per_s    training tokens per second, of all processes together
-
-    or, of an evaluation before the iteration's step, val_loss_N and on a task val_acc_N at N loops,
-    and token_corr and state_use, see evaluation.health.
-    """
-    COLUMNS = 'iter', 'loss', 'lr', 'grad_norm', 'loops', 'dt_ms', 'tokens_per_s'
-
-    def __init__(self, done):
-        """done: iterations of the run. Later rows, and an evaluation after them, are dropped."""
+    def __init__(self, run):
         self.path = f'{out_dir}/log.csv'
-        self.rows = []
-        self.seconds = []       # of each step since the last row
-        if done and os.path.exists(self.path):
-            self.rows = [row for row in read_csv(self.path) if int(row['iter']) < done]
+        self.rows = rows_before(run.done, self.path)
+        self.columns = ['iter', 'loss', 'lr', 'grad_norm', 'loops', 'dt_ms', 'tokens_per_s']
+        for n_loop in run.counts:
+            self.columns.append(f'val_loss_{n_loop}')
+            if run.examples.is_task:
+                self.columns.append(f'val_acc_{n_loop}')
+        self.columns += ['token_corr', 'state_use']
+        for row in self.rows[:1]:       # its eval_loops may have been others
+            self.columns = list(dict.fromkeys([*self.columns, *row]))
+        self.rows = [dict.fromkeys(self.columns, '') | row for row in self.rows]
+        if distributed.RANK == 0:
+            write_csv(self.rows, self.path, self.columns)
 
     def add(self, row):
+        self.rows.append(dict.fromkeys(self.columns, '') | row)
         if distributed.RANK == 0:
-            self.rows.append(row)
-            columns = dict.fromkeys(self.COLUMNS)
-            for earlier in self.rows:
-                columns |= dict.fromkeys(earlier)
-            write_csv([columns | earlier for earlier in self.rows], self.path)
+            with open(self.path, 'a', newline='', encoding='utf-8') as f:
+                csv.DictWriter(f, self.columns).writerow(row)
 
-    def step(self, it, loss, norm, n_loop, seconds):
-        """Note the time of a step; every log_interval steps, write a row and print a line."""
-        self.seconds.append(seconds)
-        if it % log_interval and it < max_iters - 1:
-            return
-        dt = sum(self.seconds) / len(self.seconds)
-        speed = gradient_accumulation_steps * batch_size * block_size / dt
-        loops = '/'.join(map(str, n_loop))
-        say(f'iter {it}: loss {loss:.3f}, loops {loops or "none"}, {1e3 * dt:.0f} ms, '
-            f'{speed / 1e3:.1f}k tok/s, {(max_iters - it - 1) * dt:.0f} s left')
-        self.add(dict(iter=it, loss=f'{loss:.5f}', lr=f'{lr_at(it):.3e}', grad_norm=f'{norm:.4f}',
-                      loops=loops, dt_ms=f'{1e3 * dt:.1f}', tokens_per_s=f'{speed:.0f}'))
-        self.seconds.clear()
 
-    def evaluate(self, run, it):
-        """Evaluate, keep the best weights, and draw the losses so far."""
-        scores = evaluate_all(run, eval_windows)
-        row = dict(iter=it)
-        for n_loop, score in scores.items():
-            row[f'val_loss_{n_loop}'] = f'{score.loss:.5f}'
-            if run.examples.is_task:
-                row[f'val_acc_{n_loop}'] = f'{score.accuracy:.5f}'
-        loss = min(score.loss for score in scores.values())
-        if loss < run.best[0]:
-            run.best = (loss, it)
-            save(run, 'ckpt_best.pt', with_optimizers=False)
+def rows_before(done, path):
+    """The rows of a log before iteration `done`; one that cannot be read is set aside."""
+    if not done or not os.path.exists(path) or distributed.RANK > 0:
+        return []
+    try:        # a kill may have cut the last row, and its values are None then
+        return [row for row in read_csv(path)
+                if int(row['iter']) < done and None not in row.values()]
+    except (csv.Error, KeyError, TypeError, ValueError):        # somebody has edited it
+        aside = f'{out_dir}/log_before_{done}.csv'
+        os.replace(path, aside)
+        say(f'cannot read {path}: it is {aside} now, and a new log begins')
+        return []
 
-        # the health of the states; while the learning rate warms up, bad values mean nothing
-        n_for_health = min(8, run.examples.n_held_out(block_size))
-        idx, _ = run.examples.held_out(range(n_for_health), block_size)
-        with evaluating(run.raw):
-            values = evaluation.health(run.raw, idx.to(run.dev), run.autocast)
-        if it >= warmup_iters:
-            evaluation.warn_of_collapse(values, run.raw.config.groups)
-        row['token_corr'] = '/'.join(f'{token_corr:.3f}' for token_corr, _ in values)
-        row['state_use'] = '/'.join(f'{state_use:.3f}' for _, state_use in values)
-        self.add(row)
-        if distributed.RANK == 0:
-            from common import plots  # here, since matplotlib takes a second to import
-            plots.losses(read_csv(self.path), list(scores), f'{out_dir}/loss.png')
+
+def evaluate(run, it):
+    """Evaluate on eval_windows -> a row of the log, and the lowest of its losses."""
+    scores = evaluate_all(run, eval_windows)
+    row = dict(iter=it)
+    for n_loop, score in scores.items():
+        row[f'val_loss_{n_loop}'] = f'{score.loss:.5f}'
+        if run.examples.is_task:
+            row[f'val_acc_{n_loop}'] = f'{score.accuracy:.5f}'
+
+    # the health of the states; while the learning rate warms up, bad values mean nothing
+    n_for_health = min(8, run.examples.n_held_out(block_size))
+    idx, _ = run.examples.held_out(range(n_for_health), block_size)
+    with evaluating(run.model):
+        values = evaluation.health(run.model, idx.to(run.dev), run.autocast)
+    if it >= warmup_iters:
+        evaluation.warn_of_collapse(values, run.model.config.groups)
+    row['token_corr'] = '/'.join(f'{token_corr:.3f}' for token_corr, _ in values)
+    row['state_use'] = '/'.join(f'{state_use:.3f}' for _, state_use in values)
+    return row, min(score.loss for score in scores.values())
 
 
 def evaluate_all(run, n_windows):
@@ -469,48 +497,49 @@ def evaluate_all(run, n_windows):
     all_windows = run.examples.n_held_out(block_size)
     n_windows = min(n_windows or all_windows, all_windows)
     say(f'iter {run.done}: {n_windows:,} held-out windows of {block_size} tokens')
-    with evaluating(run.raw):
-        scores = {n_loop: evaluation.evaluate(run.raw, run.examples, n_windows, n_loop, run.dev,
+    with evaluating(run.model):
+        scores = {n_loop: evaluation.evaluate(run.model, run.examples, n_windows, n_loop, run.dev,
                                               run.autocast) for n_loop in run.counts}
     evaluation.print_scores(scores, run.examples.is_task)
     return scores
 
 
-def counts_of(raw):
+def counts_of(model):
     """The loop counts of an evaluation, from the knob eval_loops. ValueError for a bad one."""
     check(eval_loops != [], 'eval_loops is empty: leave it out')
     counts = eval_loops or [1, 2, 4, 8]
-    if eval_loops is None and raw.config.loop_draw == 'fixed':
-        counts = raw.draw_loops()[:1]
-    if not raw.groups:
+    if eval_loops is None and model.config.loop_draw == 'fixed':
+        counts = model.draw_loops()[:1]
+    if not model.groups:
         counts = [1]
     for n_loop in counts:
-        raw.loop_counts(n_loop)         # ValueError for a count that no model takes
+        model.loop_counts(n_loop)       # ValueError for a count that no model takes
     return counts
 
 
 @contextmanager
-def evaluating(raw):
+def evaluating(model):
     """In this context a model is in evaluation, without the compiler: shapes are not training's."""
-    raw.eval()
+    model.eval()
     with torch.compiler.set_stance('force_eager'):
         yield
-    raw.train()
+    model.train()
 
 
 def evaluate_only(cls, checkpoint, examples, dev, autocast):
     """--eval_only: the table of a checkpoint, on all held-out windows unless --eval_windows."""
     shape = {field.name for field in fields(cls.Config)} - {'block_size'}
-    fixed = sorted(shape & configurator.flags)
+    fixed = sorted(shape & settings.flags)
     check(not fixed, '--eval_only takes the model as it was trained: leave out '
           f"{', '.join(fixed)}")
-    raw = load_model(checkpoint, length=block_size, cls=cls).to(dev)
-    run = Run(raw, {}, examples, counts_of(raw), dev, autocast, done=checkpoint['iter_num'])
-    n_windows = eval_windows if 'eval_windows' in configurator.given else None
-    scores = evaluate_all(run, n_windows)
+    model = load_model(checkpoint, length=block_size, cls=cls).to(dev)
+    done = checkpoint['iter_num']
+    run = Run(model, {}, examples, counts_of(model), dev, autocast, done)
+    scores = evaluate_all(run, eval_windows if 'eval_windows' in settings.given else None)
     results = folder_of_results(checkpoint['folder'])
-    suffix = f'_{dataset}_{block_size}'.replace(':', '-').replace('=', '-')
-    evaluation.save_scores(scores, examples.is_task, results, suffix)
+    suffix = f"_{checkpoint['file']}-{done}_{dataset}_{block_size}"
+    suffix = suffix.replace(':', '-').replace('=', '-')
+    evaluation.save_scores(scores, examples.is_task, results, suffix, keep=True)
     say(f'{results}/eval{suffix}.csv')
 
 

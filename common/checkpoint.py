@@ -13,17 +13,20 @@ code in it is refused, and the code does not run.
     iter_num      iterations done
     and to resume: optimizers {name: state}, best (held-out loss, iteration)
 
-read_checkpoint adds `folder`, where the file stands.
+read_checkpoint adds `file`, its name without .pt, and `folder`, where it stands.
 """
+import json
 import os
+import sys
 from dataclasses import asdict
 from glob import escape, glob
 from importlib import import_module
 from typing import NamedTuple
 
 import torch
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from common import configurator
+from common.configurator import plain
 from common.errors import check, explain
 from common.files import ROOT, new_file
 
@@ -31,8 +34,8 @@ from common.files import ROOT, new_file
 def checkpoint_of(model, config, tokenizer, data, iter_num=0):
     """What every checkpoint holds."""
     cls = type(model)
-    return dict(model=dict(model.state_dict()), model_args=asdict(model.config),
-                model_class=f'{cls.__module__}:{cls.__name__}', config=config,
+    return dict(model=dict(model.state_dict()), model_args=plain(asdict(model.config)),
+                model_class=f'{cls.__module__}:{cls.__name__}', config=plain(config),
                 tokenizer=tokenizer, data=data, iter_num=iter_num)
 
 
@@ -59,27 +62,33 @@ def read_checkpoint(path):
         path = os.path.join(path, 'ckpt.pt')
     check(os.path.exists(path), f"no checkpoint at '{path}': check the path, or train one first "
           'with python train.py --out_dir=...')
-    with open(path, 'rb') as f:
-        try:
-            checkpoint = torch.load(f, map_location='cpu', weights_only=True)
-        except Exception:       # whose words would advise to run the code in the file
-            checkpoint = None
+    try:
+        checkpoint = torch.load(path, map_location='cpu', weights_only=True)
+    except Exception:       # whose words would advise to run the code in the file
+        checkpoint = None
+        with explain(f"'{path}' is not a whole checkpoint", 'restore it, or use another'):
+            objects = get_unsafe_globals_in_checkpoint(path)
+        check(not objects, f"'{path}' holds {', '.join(objects)} besides tensors and plain values: "
+              'such objects may run code, so none is read. If you trust the file, read it by '
+              'torch.load with weights_only=False, and save it without them')
     check(isinstance(checkpoint, dict) and {'model', 'model_args', 'config'} <= checkpoint.keys(),
-          f"'{path}' is not a whole checkpoint of this program: train again, or use another")
-    checkpoint['folder'] = os.path.dirname(path) or '.'         # of tokenizer.json
+          f"'{path}' is not a checkpoint of this program: use another")
+    folder, file = os.path.split(path)
+    checkpoint['folder'] = folder or '.'            # of tokenizer.json
+    checkpoint['file'] = file.removesuffix('.pt')
     return checkpoint
 
 
 def class_of(name, named=False):
     """
     'MODULE:CLASS' -> the class, a GPT. Importing a file runs it, so a class outside model.py and
-    zoo/ is refused unless its file is on the command line, or the user has named the class.
+    zoo/ is refused unless its file is loaded already, as each file on the command line is, or the
+    user has named the class.
     """
     module, _, attribute = name.partition(':')
-    is_ours = module == 'model' or module.startswith('zoo.')
-    file = module.replace('.', os.sep) + '.py'
-    check(is_ours or named or file in configurator.own_files,
-          f'the class of the model is in {file}: name this file behind the script')
+    check(named or module == 'model' or module.startswith('zoo.') or module in sys.modules,
+          f'the class of the model is {name}, which is not loaded: import {module} first, or on '
+          f'a command line write {module.replace(".", os.sep)}.py before the flags')
     with explain(f"cannot import the model class '{name}'",
                  'write MODULE:CLASS, a subclass of model.GPT such as zoo.ouro:Ouro'):
         cls = getattr(import_module(module), attribute)
@@ -127,25 +136,56 @@ class OpenRun(NamedTuple):
     model: torch.nn.Module      # in evaluation, float32
     checkpoint: dict            # what else its ckpt.pt holds
     folder: str                 # where ckpt.pt stands
-    results: str                # where results are written: beside it, or in out/NAME
+    results: str                # where results are written, see folder_of_results
 
 
 def open_run(out_dir=None, dev='cpu', **changes):
     """
-    The run in out_dir. None = out/ if that holds a ckpt.pt, and pretrained/text otherwise. Results
-    of pretrained/NAME go to out/NAME. changes: see load_model.
+    The run in out_dir. None = out/ if that holds a ckpt.pt, and pretrained/text otherwise. changes:
+    see load_model. The rows of its exits.json hang on the model, those in the folder of results
+    first; none if its damping is changed, for which they do not hold.
     """
     if out_dir is None:
         out_dir = 'out' if os.path.exists('out/ckpt.pt') else 'pretrained/text'
     model, checkpoint = load_checkpoint(out_dir, dev, **changes)
     folder = checkpoint['folder']
-    return OpenRun(model, checkpoint, folder, folder_of_results(folder))
+    results = folder_of_results(folder)
+    if changes.get('damping') is None:
+        model.exit_rows = [row for place in dict.fromkeys((results, folder))
+                           for row in stored_exits(place)]
+    return OpenRun(model, checkpoint, folder, results)
 
 
 def folder_of_results(folder):
-    """Where the results of the run in this folder go: into it, or for pretrained/NAME out/NAME."""
+    """Where its results go: into the folder, but of pretrained/NAME into out/pretrained-NAME."""
     above, name = os.path.split(os.path.realpath(folder))
-    return os.path.join('out', name) if os.path.basename(above) == 'pretrained' else folder
+    if os.path.basename(above) == 'pretrained':
+        return os.path.join('out', f'pretrained-{name}')
+    return folder
+
+
+def stored_exits(folder):
+    """
+    The rows of folder/exits.json, at most one for each rule and cache; [] if there is no file.
+    ValueError if it is damaged. bench.py --calibrate and pretrained/make.py write them:
+
+        rule, cache, tau    the threshold is taken whether tokens wake or not
+        cost                nats per token above the full budget; on a task wrong answers
+        wake                was it found with tokens that wake?
+        how                 and by what evidence?
+    """
+    path = os.path.join(folder, 'exits.json')
+    if not os.path.exists(path):
+        return []
+    try:
+        with open(path, encoding='utf-8') as f:
+            rows = json.load(f)['exits']
+        for row in rows:
+            row['rule'], row['cache'], float(row['tau'])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"'{path}' is damaged ({type(error).__name__}: {error}): delete it"
+                         ) from error
+    return rows
 
 
 # a run to write -----------------------------------------------------------------------------------
@@ -157,10 +197,9 @@ def check_free(out_dir, overwrite=False):
 
 
 def start_over(out_dir):
-    """
-    Remove an earlier run's weights, which geometry.py would take for those of this one, and the
-    table that says that it has ended.
-    """
-    for pattern in 'ckpt*.pt', 'eval.csv':
+    """Remove an earlier run: its weights, tables and figures, and no other file."""
+    for pattern in ('ckpt*.pt', 'log.csv', 'log_before_*.csv', 'loss.png', 'eval.csv', 'eval_*.csv',
+                    'depth.png', 'depth_*.png', 'exits.json', 'bench.csv', 'ledger.png',
+                    'figure_4.*', 'figures/*.png', 'figures/*.csv'):
         for path in glob(os.path.join(escape(out_dir), pattern)):
             os.remove(path)

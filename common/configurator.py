@@ -15,30 +15,32 @@ Config files (Python files that bind knobs, and may read them) and flags apply i
     python train.py config/groups.py --batch_size=32 --seed 1 --compile
 
 A knob takes values of its default's type or of its annotation: `n_loop: int | list | None = None`,
-`pos: Literal['learned', 'rotary'] = 'learned'`. An unknown name in a config file is an error for
-train.py; other scripts leave it out, so that a config file for train.py works with every script. A
-file that imports something may add to the project's tables (INJECTIONS, EXITS, TASKS). `--help`
-prints every knob with its comment.
+`pos: Literal['learned', 'rotary'] = 'learned'`, `batch_size: Count = 16`. An unknown name in a
+config file is an error for train.py; other scripts leave it out, so that a config file for train.py
+works with every script. A config file is run as a module, which may define a class and add to the
+project's tables (INJECTIONS, EXITS, TASKS). `--help` prints every knob with its comment.
 """
 import ast
 import inspect
+import math
 import os
 import re
 import symtable
 import sys
-from copy import deepcopy
+from functools import partial
 from pathlib import Path
-from types import NoneType
-from typing import Literal, get_args, get_origin
+from types import ModuleType, NoneType
+from typing import Annotated, Literal, get_args, get_origin
 
 from common.errors import check, did_you_mean, run
-from common.files import ROOT
 
-# what read_arguments has found in the last command line: train.py lets flags win over --resume,
-# and checkpoint.class_of trusts own_files
-given = set()       # the names of the knobs that its flags and config files have set
-flags = set()       # of those that its flags have set
-own_files = []      # its config files
+# types of knobs with a range: what the range is called, and its test
+Count = Annotated[int, 'at least 1', lambda value: value >= 1]
+Natural = Annotated[int, 'at least 0', lambda value: value >= 0]
+Positive = Annotated[float, 'positive and finite', lambda value: 0 < value < math.inf]
+NotNegative = Annotated[float, 'at least 0 and finite', lambda value: 0 <= value < math.inf]
+
+PATHS = 'path', 'dir', 'from', 'tokenizer'      # how the names of knobs for paths end
 
 
 def knobs_of(script):
@@ -48,118 +50,188 @@ def knobs_of(script):
             if isinstance(value, plain_types) and name == name.lower() and name[0] != '_'}
 
 
-def configure(script, positional=None, strict=False):
+def configure(script, positional=None, keep_unknown=False):
     """
-    Set the knobs among a script's globals from the command line; returns {knob: value} of all.
+    Set the knobs among a script's globals from the command line, and return its Settings.
 
     script: its globals(). If it is imported and not run, its knobs keep their defaults.
-    positional: the knob that is set by the first bare argument that is not a .py file. strict: is
-    an unknown name in a config file an error?
+    positional: the knob that is set by the first bare argument that is not a .py file.
+    keep_unknown: unknown names wait for Settings.add. Otherwise an unknown flag is an error.
     """
-    knobs = knobs_of(script)
+    settings = Settings(script, keep_unknown)
     if script['__name__'] == '__main__':
-        register(script)
-
-        def read():
-            knobs.update(read_arguments(script, sys.argv[1:], positional, strict))
-        run(read)               # since a script calls configure outside of its own run(main)
-        script.update(knobs)
-    return knobs
+        # since a script calls configure outside of its own run(main)
+        run(partial(settings.read, sys.argv[1:], positional))
+    return settings
 
 
-def register(script):
+class Settings:
     """
-    Make the script that runs importable under its own name. Otherwise `import tasks` in a file of
-    one's own would run tasks.py a second time, and a task would be added to a table that the
-    running script does not read. Its classes get the name, too: a checkpoint names its model's.
-    """
-    path = os.path.relpath(os.path.abspath(script['__file__']), ROOT)       # zoo/maze.py
-    name = os.path.splitext(path)[0].replace(os.sep, '.')
-    sys.modules.setdefault(name, sys.modules['__main__'])
-    for value in script.values():
-        if isinstance(value, type) and value.__module__ == '__main__':
-            value.__module__ = name
+    Who has set the knobs of a script. Their values are its globals, and nowhere else.
 
+        given       the names of those that flags and config files have set
+        flags       of those that flags have set
+        unknown     {name: text of a flag, or value in a config file} of names that no knob has
+    """
 
-def read_arguments(script, args, positional=None, strict=False):
-    """
-    Read arguments, one after the other -> {knob: value} of all knobs. ValueError for a bad one.
-    script, positional, strict: see configure.
-    """
-    knobs = deepcopy(knobs_of(script))
-    annotations = {key: type(value) for key, value in knobs.items()}
-    # from Python 3.14 on a module's globals do not hold its annotations
-    annotations |= script.get('__annotations__') or inspect.get_annotations(sys.modules['__main__'])
-    given.clear()
-    flags.clear()
-    own_files.clear()
-    if os.getcwd() not in sys.path:         # for MODULE:NAME beside the user's own files
-        sys.path.append(os.getcwd())
-    args = list(args)
-    while args:
-        arg = args.pop(0)
-        if arg in ('--help', '-h'):
-            show_help(script, knobs, annotations)
-            raise SystemExit(0)
-        if arg.endswith('.py') and not arg.startswith('--'):
-            read_file(arg, knobs, annotations, strict)
-        elif arg.startswith('--'):
-            read_flag(arg, args, knobs, annotations)
+    def __init__(self, script, keep_unknown=False):
+        self.script = script
+        self.keep_unknown = keep_unknown
+        self.before = knobs_of(script)      # for take_attributes
+        self.annotations = {key: type(value) for key, value in self.before.items()}
+        # from Python 3.14 on a module's globals do not hold its annotations
+        self.annotations |= (script.get('__annotations__')
+                             or inspect.get_annotations(sys.modules['__main__']))
+        self.given = set()
+        self.flags = set()
+        self.unknown = {}
+
+    def knobs(self):
+        """{name: value} of all knobs as they are now."""
+        return {key: self.script[key] for key in self.before}
+
+    def read(self, args, positional=None):
+        """Read arguments, one after the other. ValueError for a bad one."""
+        sys.path.append(os.getcwd())        # for MODULE:NAME beside the user's own files
+        args = list(args)
+        while args:
+            arg = args.pop(0)
+            if arg in ('--help', '-h'):
+                self.show_help()
+                raise SystemExit(0)
+            if arg.endswith('.py') and not arg.startswith('--'):
+                self.read_file(arg)
+            elif arg.startswith('--'):
+                self.read_flag(arg, args)
+            else:
+                check(positional, f"'{arg}' is neither a --key=value flag nor a config file (.py)")
+                self.read_flag(f'--{positional}={arg}', args)
+                positional = None
+        self.before = self.knobs()
+
+    def read_flag(self, arg, following):
+        """Set a knob from --key=value, --key value (taken from the next arguments), or --key."""
+        key, equals, text = arg[2:].partition('=')
+        is_known = key in self.before
+        check(is_known or self.keep_unknown,
+              f'unknown flag --{key}{did_you_mean(key, self.before)} (--help lists all)')
+        is_last = not following or following[0].startswith('--')
+        # an unknown one may be a bool
+        if not equals and (bool in kinds_of(self.annotations[key]) if is_known else is_last):
+            text = 'True'
+        elif not equals:
+            check(not is_last, f'--{key} needs a value')
+            text = following.pop(0)
+        check(text, f'--{key} is empty: leave it out (is a variable of your shell unset?)')
+        if text.startswith('~') and key.endswith(PATHS):
+            text = os.path.expanduser(text)
+        self.given.add(key)
+        self.flags.add(key)
+        if is_known:
+            self.script[key] = parse(key, text, self.annotations[key])
         else:
-            check(positional, f"'{arg}' is neither a --key=value flag nor a config file (.py)")
-            read_flag(f'--{positional}={arg}', args, knobs, annotations)
-            positional = None
-    return knobs
+            self.unknown[key] = text
+
+    def read_file(self, path):
+        """Run a config file as a module that has the knobs, and set those that it changes."""
+        folder, file = os.path.split(os.path.abspath(path))
+        sys.path.append(folder)             # for a module beside it
+        relative = os.path.relpath(path)    # sub/mine.py is sub.mine, as in --model_class
+        name = os.path.splitext(file if relative.startswith('..') else relative)[0]
+        module = ModuleType(name.replace(os.sep, '.'))
+        module.__file__ = os.path.join(folder, file)
+        sys.modules.setdefault(module.__name__, module)
+        knobs = self.knobs()
+        names = vars(module)
+        names |= knobs
+        try:
+            source = Path(path).read_text(encoding='utf-8-sig')
+            exec(compile(source, path, 'exec'), names)
+            symbols = symtable.symtable(source, path, 'exec').get_symbols()
+        except Exception as error:
+            raise ValueError(f"config file '{path}' failed: {type(error).__name__}: {error}"
+                             ) from error
+        assigned = {symbol.get_name() for symbol in symbols if symbol.is_assigned()}
+        # one that is set to its default is given, too
+        given = [key for key in knobs if key in assigned or names.get(key) is not knobs[key]]
+        for key in given:
+            self.script[key] = convert(key, names.get(key), self.annotations[key])
+        self.given.update(given)
+        if self.keep_unknown:
+            self.unknown |= {key: value for key, value in knobs_of(names).items()
+                             if key not in knobs}
+        if given and any(symbol.is_namespace() for symbol in symbols):      # def or class
+            print(f"{path} sets {', '.join(given)}: if you do not mean the knob, write a constant "
+                  'of your own in capitals', file=sys.stderr)
+
+    def add(self, annotations):
+        """
+        Make knobs of those of these names {name: annotation} that the user has given: fields of the
+        model's class, which is known by now. ValueError for names that are unknown still.
+        """
+        for key, value in self.unknown.items():
+            hint = did_you_mean(key, [*self.before, *annotations])
+            check(key in annotations, f'unknown knob {key}{hint} (--help lists all)')
+            self.annotations[key] = annotations[key]
+            read = parse if isinstance(value, str) else convert
+            self.take({key: read(key, value, annotations[key])})
+            self.given.add(key)
+        self.unknown = {}
+
+    def take(self, values):
+        """Set knobs {name: value} that the user has not given."""
+        self.script.update(values)
+        self.before.update(values)
+
+    def take_attributes(self):
+        """Knobs that a notebook has set as attributes of the module count as flags."""
+        for key, value in self.knobs().items():
+            if value is not self.before[key]:
+                self.script[key] = convert(key, value, self.annotations[key])
+                self.given.add(key)
+                self.flags.add(key)
+
+    def show_help(self):
+        """Print the script's docstring, then every knob with its value and its comment."""
+        source = Path(self.script['__file__']).read_text(encoding='utf-8')
+        knob_and_comment = r'^ {0,4}(\w+)(?:: [^=\n]+)? = [^#\n]*# *(.*)'
+        comments = dict(re.findall(knob_and_comment, source, re.MULTILINE))
+        print((self.script.get('__doc__') or '').strip())
+        print('\nknobs (a config file or --key=value changes them):')
+        for key, value in self.knobs().items():
+            choices = [kind for kind in kinds_of(self.annotations[key]) if isinstance(kind, str)]
+            listed = f' [{", ".join(choices)}]' if choices else ''
+            print(f'  --{key}={value!r}'.ljust(32) + ' ' + comments.get(key, '') + listed)
+        sys.stdout.flush()
 
 
-def read_flag(arg, following, knobs, annotations):
-    """Set a knob from --key=value, --key value (taken from the following arguments), or --key."""
-    key, equals, text = arg[2:].partition('=')
-    check(key in knobs, f'unknown flag --{key}{did_you_mean(key, knobs)} (--help lists all)')
-    if not equals and bool in kinds_of(annotations[key]):
-        text = 'True'
-    elif not equals:
-        check(following and not following[0].startswith('--'), f'--{key} needs a value')
-        text = following.pop(0)
-    check(text, f'--{key} is empty: leave it out (is a variable of your shell unset?)')
-    knobs[key] = parse(key, text, annotations[key])
-    given.add(key)
-    flags.add(key)
+# a choice with arguments --------------------------------------------------------------------------
 
+def build(call, table, what):
+    """
+    'calc:p=7,reset=0.1' -> table['calc'](p=7, reset=0.1); plain 'calc' -> table['calc']().
 
-def read_file(path, knobs, annotations, strict):
-    """Run a config file in a copy of the knobs, and set those that it changes."""
-    names = dict(knobs)
-    try:
-        source = Path(path).read_text(encoding='utf-8-sig')
-        exec(compile(source, path, 'exec'), names)
-        symbols = symtable.symtable(source, path, 'exec').get_symbols()
-    except Exception as error:
-        raise ValueError(f"config file '{path}' failed: {type(error).__name__}: {error}") from error
-    own_files.append(os.path.relpath(path))         # ./mine.py is mine.py
-    assigned = {symbol.get_name() for symbol in symbols if symbol.is_assigned()}
-    for key, value in names.items():        # one that is set to its default is given, too
-        if key in knobs and (key in assigned or value is not knobs[key]):
-            knobs[key] = convert(key, value, annotations[key])
-            given.add(key)
-    unknown = [key for key in knobs_of(names) if key not in knobs]
-    if strict and unknown:
-        hint = did_you_mean(unknown[0], knobs)
-        raise ValueError(f"unknown knob '{unknown[0]}' in '{path}'{hint}")
-
-
-def show_help(script, knobs, annotations):
-    """Print the script's docstring, then every knob with its value and the comment beside it."""
-    source = Path(script['__file__']).read_text(encoding='utf-8')
-    knob_and_comment = r'^ {0,4}(\w+)(?:: [^=\n]+)? = [^#\n]*# *(.*)'
-    comments = dict(re.findall(knob_and_comment, source, re.MULTILINE))
-    print((script.get('__doc__') or '').strip())
-    print('\nknobs (a config file or --key=value changes them):')
-    for key, value in knobs.items():
-        choices = [kind for kind in kinds_of(annotations[key]) if isinstance(kind, str)]
-        listed = f' [{", ".join(choices)}]' if choices else ''
-        print(f'  --{key}={value!r}'.ljust(32) + ' ' + comments.get(key, '') + listed)
-    sys.stdout.flush()
+    table: {name: class}; an argument's text is converted by its annotation, or else by the type of
+    its default. what: what the table holds, such as 'task', for the message. ValueError for an
+    unknown name or argument, for a bad value, and for an argument that is missing.
+    """
+    name, _, text = call.partition(':')
+    check(name in table, f"unknown {what} '{name}'{did_you_mean(name, table)} "
+          f"(there are {', '.join(table)})")
+    arguments = inspect.signature(table[name], eval_str=True).parameters
+    values = {}
+    for part in re.split(r',(?=\w+=)', text) if text else []:       # a list may have commas
+        key, _, value = part.partition('=')
+        check(key in arguments, f"the {what} {name} has no '{key}'{did_you_mean(key, arguments)} "
+              f"(it takes {', '.join(arguments) or 'no arguments'})")
+        annotation, default = arguments[key].annotation, arguments[key].default
+        if annotation is inspect.Parameter.empty:
+            annotation = type(default)
+        values[key] = parse(f'{key} of the {what} {name}', value, annotation)
+    for key, argument in arguments.items():
+        check(key in values or argument.default is not inspect.Parameter.empty,
+              f'the {what} {name} needs {key}: write {name}:{key}=...')
+    return table[name](**values)
 
 
 # values and their types ---------------------------------------------------------------------------
@@ -168,14 +240,14 @@ def kinds_of(annotation):
     """`Literal['a'] | int | None` -> ['a', int, NoneType]."""
     if get_origin(annotation) is Literal:
         return list(get_args(annotation))
+    if get_origin(annotation) is Annotated:
+        return [annotation.__origin__]
     parts = get_args(annotation)
     return [kind for part in parts for kind in kinds_of(part)] if parts else [annotation]
 
 
 def parse(key, text, annotation):
     """The value of a flag's text: a Python literal if the knob takes its type, or the text."""
-    if text.startswith('~'):
-        text = os.path.expanduser(text)
     kinds = kinds_of(annotation)
     try:
         value = float(text) if text == 'inf' else ast.literal_eval(text)
@@ -188,17 +260,32 @@ def parse(key, text, annotation):
     return convert(key, value, annotation)
 
 
+def plain(value):
+    """A value without types of numpy and torch, which a checkpoint could not hold."""
+    if hasattr(value, 'tolist'):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(plain(part) for part in value)
+    return value
+
+
 def convert(key, value, annotation):
     """A value as the knob `key` takes it: an int for a float, a tuple for a list. Or ValueError."""
     kinds = kinds_of(annotation)
+    value = plain(value)
     if type(value) is int and float in kinds and int not in kinds:
-        return float(value)
+        value = float(value)
     if isinstance(value, tuple) and list in kinds:
-        return list(value)
+        value = list(value)
     choices = [kind for kind in kinds if isinstance(kind, str)]
     types = [kind for kind in kinds if not isinstance(kind, str)]
-    if type(value) in types or value in choices:
-        return value
     wanted = choices + ['None' if kind is NoneType else kind.__name__ for kind in types]
-    raise ValueError(f"{key} must be {' or '.join(wanted)}, not {value!r}"
-                     f'{did_you_mean(value, choices)}')
+    check(type(value) in types or value in choices, f"{key} must be {' or '.join(wanted)}, not "
+          f'{value!r}{did_you_mean(value, choices)}')
+    for part in (annotation, *get_args(annotation)):
+        if get_origin(part) is Annotated and value is not None:
+            _, words, fits = get_args(part)
+            check(fits(value), f'{key} must be {words}, not {value}')
+    return value

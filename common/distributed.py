@@ -8,18 +8,20 @@ exception: where rows have different numbers of labels, each process's mean coun
     RANK, WORLD    this process's number; how many there are
     stop_signals   the signals that have asked this process to stop
 """
-import atexit
 import os
 import signal
+import sys
 from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
 
-from common.errors import explain
+from common.errors import check, explain
 
-RANK = int(os.environ.get('RANK', 0))           # torchrun sets them
-WORLD = int(os.environ.get('WORLD_SIZE', 1))
+BY_TORCHRUN = 'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT'
+STARTED = all(os.environ.get(name) for name in BY_TORCHRUN)
+RANK = int(os.environ['RANK']) if STARTED else 0
+WORLD = int(os.environ['WORLD_SIZE']) if STARTED else 1
 stop_signals = []
 
 
@@ -36,18 +38,27 @@ def pick_device(device='auto', dtype='auto'):
     return device, nullcontext()
 
 
-def start_processes(device, dtype):
+@contextmanager
+def processes(device, dtype):
     """
-    pick_device, and connect the processes if torchrun has started several: each takes a card, or
-    all share the CPU.
+    `with processes(device, dtype) as (dev, autocast):` what pick_device returns, and in this block
+    the processes are connected if torchrun has started several: each takes a card, or all share
+    the CPU. At the end of the block they wait for one another.
     """
-    if WORLD > 1 and not dist.is_initialized():
+    check(STARTED or not {'RANK', 'WORLD_SIZE'} & os.environ.keys(), 'RANK or WORLD_SIZE is set, '
+          f"but not all of {', '.join(BY_TORCHRUN)}: start with torchrun, or unset them")
+    if WORLD > 1:
+        # if it is loaded later, it holds the threads of the group beyond its end, and a thread that
+        # outlives Python aborts the process
+        import torch._dynamo  # noqa: F401
         dist.init_process_group()       # nccl for tensors of a card, gloo for those of the CPU
-        atexit.register(dist.destroy_process_group)
-    if WORLD > 1 and device in ('auto', 'cuda') and torch.cuda.is_available():
-        device = f"cuda:{os.environ['LOCAL_RANK']}"
-        torch.cuda.set_device(device)
-    return pick_device(device, dtype)
+        if device in ('auto', 'cuda') and torch.cuda.is_available():
+            device = f"cuda:{os.environ['LOCAL_RANK']}"
+            torch.cuda.set_device(device)
+    yield pick_device(device, dtype)
+    if WORLD > 1:           # not after an error, since the others may wait for something else
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 def say(line):
@@ -61,6 +72,15 @@ def add_up(tensor):
     if WORLD > 1:
         dist.all_reduce(tensor)
     return tensor
+
+
+def average(tensors):
+    """Replace each tensor by its mean over all processes."""
+    if WORLD > 1:
+        whole = torch.cat([tensor.flatten() for tensor in tensors])
+        means = add_up(whole).div_(WORLD).split([tensor.numel() for tensor in tensors])
+        for tensor, mean in zip(tensors, means):
+            tensor.copy_(mean.view_as(tensor))
 
 
 def first_one_first(work):
@@ -86,10 +106,12 @@ def noting_signals():
     def note(number, frame):
         stop_signals.append(number)
         signal.signal(number, before[number])
+        if RANK == 0:
+            print('stopping after this step, to save it; a second signal stops at once',
+                  file=sys.stderr, flush=True)
 
-    for name in ('SIGINT', 'SIGTERM', 'SIGHUP'):
-        number = getattr(signal, name, None)            # Windows has no SIGHUP
-        if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+    for number in {signal.SIGINT, signal.SIGTERM, getattr(signal, 'SIGHUP', signal.SIGTERM)}:
+        if signal.getsignal(number) != signal.SIG_IGN:      # Windows has no SIGHUP
             before[number] = signal.signal(number, note)
     try:
         yield

@@ -1,8 +1,10 @@
 """
-Text into tokens and back: bytes, tiktoken's encodings, and the tokenizer.json of public models.
+Text into tokens and back: bytes, tiktoken's encodings, the tokenizer.json of public models, and the
+words of a task.
 
-The name of an encoding is `bytes`, one of tiktoken's such as gpt2, the path of a tokenizer.json, or
-`tokenizer.json:SHA256`, the copy in the folder of a checkpoint or data set. An encoding has
+The name of an encoding is `bytes`, one of tiktoken's such as gpt2, the path of a tokenizer.json,
+`tokenizer.json:SHA256`, the copy in the folder of a checkpoint or data set, or a task with the
+knobs on which its words depend, calc:p=5. An encoding has
 
     name, n_vocab       its tokens are the numbers below n_vocab
     eot_token, ends     the token that is written after each document; all tokens that end a text
@@ -104,6 +106,32 @@ class TokenizerJson:
         return self.decode([token]).encode()
 
 
+class Words:
+    """The words of a task: each is a token. They are listed; a problem has no end."""
+    ends = ()
+
+    def __init__(self, name, vocabulary):
+        self.name = name
+        self.vocabulary = vocabulary
+        self.n_vocab = len(vocabulary)
+        self.tokens = {word: token for token, word in enumerate(vocabulary)}
+        check(len(self.tokens) == self.n_vocab, f'the task {name} has a word twice')
+
+    def encode(self, text):
+        """Words separated by blanks -> tokens. ValueError for an unknown word."""
+        words = text.split()
+        for word in words:
+            check(word in self.tokens, f"'{word}' is not a word of {self.name}: choose from "
+                  f"{' '.join(self.vocabulary)}")
+        return [self.tokens[word] for word in words]
+
+    def decode(self, tokens):
+        return ' '.join(self.vocabulary[token] for token in tokens)
+
+    def decode_single_token_bytes(self, token):
+        return self.vocabulary[token].encode()
+
+
 def train_bpe(texts, vocab_size):
     """A byte-level BPE of at most vocab_size tokens, trained on texts -> its TokenizerJson."""
     from tokenizers import ByteLevelBPETokenizer
@@ -124,10 +152,13 @@ def read_prompt(start):
 
 def text_of(token, encoding):
     """
-    The text of a token; bytes that are not UTF-8 as \\xNN, a token without text as #NUMBER.
+    The text of a token; bytes that are not UTF-8 as \\xNN, a token without text as #NUMBER, and
+    no text for a negative one, which is no token.
 
     encoding: None for a model that came without a tokenizer.
     """
+    if token < 0:
+        return ''
     if encoding is None or token >= encoding.n_vocab:
         return f'#{token}'
     return encoding.decode_single_token_bytes(token).decode('utf-8', 'backslashreplace')

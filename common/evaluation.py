@@ -10,12 +10,14 @@ import os
 from contextlib import nullcontext
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
 from common import distributed
 from common.distributed import say
-from common.files import write_csv
+from common.errors import check
+from common.files import read_csv, write_csv
 
 
 class Score(NamedTuple):
@@ -49,7 +51,7 @@ def evaluate(model, examples, n_windows, n_loop, dev='cpu', autocast=nullcontext
     tokens that are spread evenly.
     """
     T = model.config.block_size
-    numbers = examples.spread(n_windows, T)[distributed.RANK::distributed.WORLD]
+    numbers = spread(examples, n_windows, T)[distributed.RANK::distributed.WORLD]
     depths = torch.zeros(examples.n_held_out(T), T, dtype=torch.long)
     if examples.is_task:
         depths = torch.from_numpy(examples.depths(T)).long()
@@ -73,6 +75,13 @@ def evaluate(model, examples, n_windows, n_loop, dev='cpu', autocast=nullcontext
         has_labels = labelled.any(dim=1)
         problems += torch.stack((has_labels.sum(), (has_labels & ~wrong.any(dim=1)).sum()))
     return Score(distributed.add_up(by_depth), distributed.add_up(problems))
+
+
+def spread(examples, n, T):
+    """The numbers of n held-out windows, evenly spread (n,). ValueError if there are fewer."""
+    n_all = examples.n_held_out(T)
+    check(n <= n_all, f'there are only {n_all} held-out windows of {T} tokens, not {n}')
+    return np.linspace(0, n_all - 1, n).round().astype(int)
 
 
 def windows_at_once(config):
@@ -108,27 +117,30 @@ def table_of(scores):
 
 
 def print_scores(scores, is_task):
-    """Print a line for each loop count: the loss; on a task also what is right, and by depth."""
-    rows = table_of(scores)
+    """Print a line for each loop count: the loss, and on a task what is right."""
     for n_loop, score in scores.items():
         line = f'{n_loop:5d} {"loop " if n_loop == 1 else "loops"} loss {score.loss:.4f}'
         if is_task:
             line += (f', {100 * score.accuracy:.2f}% of the labels right, {100 * score.solved:.2f}%'
-                     ' of the problems; labels by depth:')
-            for row in rows:
-                if row['loops'] == n_loop:
-                    first, last = row['first'], row['last']
-                    name = first if first == last else f'{first}-{last}'
-                    line += f' {name}: {100 * row["accuracy"]:.2f}'
+                     ' of the problems')
         say(line)
 
 
-def save_scores(scores, is_task, folder, suffix=''):
-    """The table_of scores -> folder/eval{suffix}.csv; on a task its picture, depth{suffix}.png."""
+def save_scores(scores, is_task, folder, suffix='', keep=False):
+    """
+    The table_of scores -> folder/eval{suffix}.csv; on a task its picture, depth{suffix}.png.
+    keep: the rows of other loop counts stay that the file has already.
+    """
     if distributed.RANK > 0:
         return
+    path = os.path.join(folder, f'eval{suffix}.csv')
     rows = table_of(scores)
-    write_csv(rows, os.path.join(folder, f'eval{suffix}.csv'))
+    if keep and os.path.exists(path):
+        earlier = [{name: int(text) if text.isdigit() else float(text)
+                    for name, text in row.items()} for row in read_csv(path)]
+        rows += [row for row in earlier if row['loops'] not in scores]
+        rows.sort(key=lambda row: row['loops'])
+    write_csv(rows, path)
     if is_task:
         from common import plots  # here, since matplotlib takes a second to import
         plots.depth(rows, os.path.join(folder, f'depth{suffix}.png'))

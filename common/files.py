@@ -48,15 +48,15 @@ def read_json(path):
             return json.load(f)
 
 
-def write_csv(rows, path):
-    """Rows, dicts with the same columns, as CSV."""
+def write_csv(rows, path, columns=None):
+    """Rows, dicts with the same columns, as CSV. columns: their names, if there may be no row."""
     with new_file(path, newline='') as f:
-        writer = csv.DictWriter(f, rows[0])
+        writer = csv.DictWriter(f, columns or rows[0])
         writer.writeheader()
         writer.writerows(rows)
 
 
 def read_csv(path):
-    """The rows of a CSV, dicts of text."""
-    with open(path, newline='', encoding='utf-8') as f:
+    """The rows of a CSV, dicts of text; Excel writes a mark in front, which is dropped."""
+    with open(path, newline='', encoding='utf-8-sig') as f:
         return list(csv.DictReader(f))

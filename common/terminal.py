@@ -1,9 +1,16 @@
 """A table in the terminal, and text on the colour of its loop steps."""
+import os
 import re
+import sys
 
 # {loop steps: ANSI-256 colour from this count on}, from dark blue to red
 COLOURS = {0: 17, 2: 19, 3: 25, 4: 31, 5: 36, 6: 71, 8: 107, 12: 143, 18: 179, 25: 208,
            50: 202, 100: 196}
+
+
+def colours_are_shown():
+    """Does the output go to a terminal, whose user has not set NO_COLOR?"""
+    return sys.stdout.isatty() and not os.environ.get('NO_COLOR')
 
 
 def paint(text, steps):

@@ -1,6 +1,6 @@
 # The paper's layout at a medium scale, meant for two CPU cores and an evening: 12 layers, groups
 # 4 / 5-6 / 7 and C = 192, on any folder of .txt files, with a BPE of its own. 113 minutes on one of
-# two busy cores; `git show fae3ede:results/claims.md` shows the result.
+# two busy cores.
 #   python data.py wiki --path=FOLDER --bpe=4096 && python train.py config/medium.py
 dataset = 'wiki'
 out_dir = 'out-medium'

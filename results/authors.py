@@ -33,24 +33,25 @@ def of_all(values):
     return values.mean().expand_as(values)
 
 
-def norm_diff(x0, x1, memo, read, pooled=of_each):
+def norm_diff(x0, x1, memo, logits_of, pooled=of_each):
     """How much the length of the update has changed, (...); memo: the length of the last one."""
     length = pooled(vector_norm(x1 - x0, dim=-1))
-    return None if memo is None else (length - memo).abs(), length
+    memo = torch.full_like(length, torch.nan) if memo is None else memo
+    return (length - memo).abs(), length
 
 
-def kl_diff(x0, x1, memo, read, pooled=of_each):
+def kl_diff(x0, x1, memo, logits_of, pooled=of_each):
     """How much Eq. 4 has changed, (...); memo: log p^(k) (..., V), and behind it KL^(k)."""
-    divergence, log_p1 = kl(x0, x1, None if memo is None else memo[..., :-1], read)
+    divergence, log_p1 = kl(x0, x1, None if memo is None else memo[..., :-1], logits_of)
     divergence = pooled(divergence)
-    value = None if memo is None else (divergence - memo[..., -1]).abs()
-    return value, torch.cat((log_p1, divergence[..., None]), dim=-1)
+    before = torch.full_like(divergence, torch.nan) if memo is None else memo[..., -1]
+    return (divergence - before).abs(), torch.cat((log_p1, divergence[..., None]), dim=-1)
 
 
-def accel_mean(x0, x1, memo, read):
+def accel_mean(x0, x1, memo, logits_of):
     """The mean of Eq. 5, (...); memo as there."""
-    value, memo = accel(x0, x1, memo, read)
-    return None if value is None else of_all(value), memo
+    value, memo = accel(x0, x1, memo, logits_of)
+    return of_all(value), memo
 
 
 EXITS |= {

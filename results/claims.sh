@@ -13,7 +13,7 @@ rules() {
     measure claims $1 --wake=[False] --budgets=[1,2,3,4,5,6,8,10,12,16,20] --n_loop=30 \
         "--rules=['norm','kl','accel',$(authors norm_diff kl_diff accel_once \
         norm_diff_mean kl_diff_mean accel_once_mean)]" \
-        --taus=[1e-5,1e-4,1e-3,0.01,0.03,0.1,0.3,1.0,3.0,10.0,30.0] --drafts=[] --waves=[] \
+        --taus=[1e-5,1e-4,1e-3,0.01,0.03,0.1,0.3,1.0,3.0,10.0,30.0] --decoder=[] \
         --n_windows=48 --n_prompts=$2
 }
 # authors NAME...: rules of authors.py, for a list

@@ -7,6 +7,7 @@ lib.sh calls it. The run is the folder of a file, or the folder above figures/. 
 digits. Of eval.csv the training stands beside the losses: its iterations, learning rate, width,
 weights, and work in 10^12 FLOPs.
 """
+import re
 import sys
 from pathlib import Path
 
@@ -46,8 +47,8 @@ def main():
         first = dict(run=folder.name)
         if path.name == 'eval.csv':
             first |= training(folder)
-        elif path.name.startswith('eval_'):         # of other data, eval_DATA_LENGTH.csv
-            first['data'] = path.stem[len('eval_'):]
+        elif path.name.startswith('eval_'):         # eval_WEIGHTS-ITERATION_DATA_LENGTH.csv
+            first['data'] = re.sub(r'eval_.*?-\d+_', '', path.stem)
         for row in read_csv(path):
             rows.append({name: short(value) for name, value in (first | row).items()})
     columns = list(dict.fromkeys(name for row in rows for name in row if row[name] != ''))

@@ -6,10 +6,12 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . results/lib.sh
 
+TASKS=results/hop_and_group.py           # for train.py, which then knows these two
+
 # right RUN LENGTH DATASET: right answers by depth and loops on 64 problems
 right() {
     [ -e "$OUT/$1.done" ] || return 0
-    once right-$2-$3-$1 python train.py --eval_only --out_dir="$OUT/$1" --block_size=$2 \
+    once right-$2-$3-$1 python train.py $TASKS --eval_only --out_dir="$OUT/$1" --block_size=$2 \
         --dataset=$3 --eval_loops=[8,16,32,64,128,256] --eval_windows=64
 }
 calc() {
@@ -19,7 +21,7 @@ calc() {
 # rules TABLE RUN TASK LENGTH PROBLEMS FLAGS: what exit rules and fixed loops take
 rules() {
     measure $1 $2 "${@:6}" --dataset=$3 --length=$4 --n_windows=$5 --n_prompts=$5 \
-        --drafts=[] --waves=[]
+        --decoder=[]
 }
 # long NAME FLAGS: long problems, token by token, and whose the errors are
 long() {
@@ -33,10 +35,11 @@ for seed in 1 2 3; do
     for window in 2 16; do
         calc window$window-$seed --seed=$seed --window=$window
     done
-    train s3-$seed config/calc.py --dataset=group --seed=$seed
+    train s3-$seed config/calc.py $TASKS --dataset=group --seed=$seed
     right s3-$seed 192 group:reset=0
     for window in None 16; do               # a task that looks far back
-        train hop-window$window-$seed config/calc.py config/hop.py --window=$window --seed=$seed
+        train hop-window$window-$seed config/calc.py $TASKS --dataset=hop --window=$window \
+            --block_size=40 --batch_size=64 --max_iters=1500 --seed=$seed
         right hop-window$window-$seed 160 hop
     done
 done
@@ -105,7 +108,7 @@ END
 done
 
 set +f
-collect depth "$OUT"/*/eval_{calc,group,hop}*.csv
+collect depth "$OUT"/*/eval_ckpt-*_{calc,group,hop}*.csv
 collect rules "$OUT"/{calc,waiting,timed,random,small,one}-*/bench.csv
 collect long "$OUT"/long-*.csv
 [ -n "${LIST:-}" ] || python -m results.figures

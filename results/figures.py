@@ -12,12 +12,12 @@ from common import plots
 from common.files import read_csv
 from exits import make_exit
 from model import GPT
-from tasks import TASKS
+from tasks import Calc
 
 ASLEEP = 'Algorithm 1, sleeping'
-WAITING = 'Algorithm 1,\nwaiting'
+WAITING = 'Algorithm 1, until all\nearlier tokens are still'
 FIXED = 'the fewest\nfixed loops\nthat are right'
-WORDS_AT = {ASLEEP: (250, 9.5), WAITING: (330, 110), FIXED: (19, 230)}     # beside the lines
+WORDS_AT = {ASLEEP: (250, 9.5), WAITING: (330, 110), FIXED: (19, 200)}     # beside the lines
 
 # depth.md -----------------------------------------------------------------------------------------
 
@@ -65,6 +65,7 @@ def draw_costs(ax):
                 ax.plot(*zip(*points), 'o', color=plots.colour_of(g), markersize=4)
     for g, (label, place) in enumerate(WORDS_AT.items()):
         ax.text(*place, label, color=plots.colour_of(g), fontsize=9)
+    ax.text(19, 620, 'small dots: other seeds', color='grey', fontsize=8)
     ax.set(xlabel='depth of the deepest answer, in operations', ylabel='loop steps per token',
            xscale='log', yscale='log', ylim=(8, 900), title='What it costs')
 
@@ -97,7 +98,7 @@ def costs(seed):
 @torch.no_grad()
 def awake(path):
     """Who is awake in one problem: tokens (across) by loop steps (down)."""
-    x, _, _ = TASKS['calc'](np.random.default_rng(1), 1, 192, reset=0.02)
+    x, _, _ = Calc(reset=0.02)(np.random.default_rng(1), 1, 192)
     model = GPT.load('pretrained/calc', length=192)
     trace = []
     model(torch.from_numpy(x), n_loop=484, exit=make_exit('accel', 1.0, wake=True), trace=trace)

@@ -38,12 +38,13 @@ paper looped-1338 2504 --seed=1338 --keep_iters=[]
 paper plain-1338 2504 $PLAIN
 paper equal-1338 7992 $PLAIN                # as many FLOPs as looped-1338
 measure bench $RUN --n_loop=12 --n_windows=4 --n_prompts=2 --new_tokens=20 --budgets=[1,2,4,8] \
-    "--rules=['norm_rel','kl','accel']" --taus=[0.03,0.1,0.3,1.0] --drafts=[[2,12,4]] \
-    --waves=[[8,1]]
+    "--rules=['norm_rel','kl','accel']" --taus=[0.03,0.1,0.3,1.0] \
+    '--decoder=["drafts:loops=2,check=12","wave:width=8"]'
 for compile in False True; do
     flags="--n_windows=2 --n_prompts=2 --new_tokens=100 --compile=$compile"
     measure recorded-$compile looped-1338 $flags --n_loop=12 --budgets=[1,2,4,8] \
-        "--rules=['norm_rel','accel']" --taus=[0.1,1.0] --drafts=[[2,12,4]] --waves=[[8,1]]
+        "--rules=['norm_rel','accel']" --taus=[0.1,1.0] \
+        '--decoder=["drafts:loops=2,check=12","wave:width=8"]'
     measure recorded-$compile equal-1338 $flags
 done
 

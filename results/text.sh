@@ -67,7 +67,8 @@ for seed in 1 2 3; do
     train default-$seed --seed=$seed --keep_iters=[0] --eval_loops=[1,2,4,8]    # as claims.sh does
     measure writing default-$seed "--cache=['exact','latest']" --budgets=[1,2,3,4,5,6,8] \
         --n_loop=30 "--rules=['norm_rel','accel']" --taus=[0.03,0.1,1.0,10.0] \
-        --drafts=[[1,4,4],[1,5,4],[2,8,4]] --waves=[[8,1]] --n_windows=24 --n_prompts=8 \
+        "--decoder=['drafts:loops=1,check=4','drafts:loops=1,check=5','drafts:loops=2,check=8','wave']" \
+        --n_windows=24 --n_prompts=8 \
         --prompt_tokens=12 --new_tokens=36
 done
 

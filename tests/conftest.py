@@ -1,5 +1,6 @@
 """What the tests share: a small model, its tokens, thresholds, and ways to run a script."""
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -21,10 +22,10 @@ torch.set_num_threads(1)                # these shapes are so small that a secon
 
 import data  # noqa: E402
 import exits  # noqa: E402
+import model  # noqa: E402
 import tasks  # noqa: E402
-from common.checkpoint import read_checkpoint  # noqa: E402
+from common.checkpoint import class_of, read_checkpoint  # noqa: E402
 from common.files import read_csv  # noqa: E402
-from model import GPT  # noqa: E402
 
 # The rules that come with exits.py, and for each a threshold at which the tokens of the tiny model
 # stop at different steps. Tests go through these names and not through EXITS, so that a rule that
@@ -36,6 +37,19 @@ TINY = [
     '--dataset=book', '--n_layer=4', '--n_embd=16', '--n_head=2', '--groups=[[1],[2]]',
     '--block_size=16', '--batch_size=4', '--max_iters=12', '--eval_interval=5', '--eval_windows=7',
     '--eval_loops=[1,3]', '--log_interval=4', '--keep_iters=[0,3]', '--device=cpu']
+
+
+def pytest_addoption(parser):
+    parser.addoption('--model_class', help='MODULE:CLASS of a fork, in place of model.GPT: '
+                     'python -m pytest tests/test_wake.py --model_class=mine:Mine')
+
+
+def pytest_configure(config):
+    """Before a test file imports GPT."""
+    name = config.getoption('--model_class')
+    if name:
+        model.GPT = class_of(name, named=True)
+        model.GPTConfig = model.GPT.Config
 
 
 def make_book():
@@ -71,10 +85,10 @@ def run(*args, script='train.py'):
     except SystemExit as stop:
         code = stop.code or 0
     finally:
-        # the script has registered itself, see configurator.register; the next one is another
-        for name in [name for name in sys.modules if name not in before
-                     and getattr(sys.modules[name], '__name__', '') == '__main__']:
-            del sys.modules[name]
+        # scripts and config files, which are modules without a __spec__; the next ones are others
+        for name in set(sys.modules) - before:
+            if getattr(sys.modules[name], '__spec__', name) is None:
+                del sys.modules[name]
     return SimpleNamespace(stdout=out.getvalue(), stderr=error.getvalue(), returncode=code)
 
 
@@ -97,6 +111,11 @@ def log_of(out_dir):
     rows = read_csv(os.path.join(out_dir, 'log.csv'))
     times = 'dt_ms', 'tokens_per_s'
     return [{key: row[key] for key in row if key not in times} for row in rows]
+
+
+def digest(arrays):
+    """The start of the sha256 of some arrays."""
+    return hashlib.sha256(b''.join(a.astype('<i8').tobytes() for a in arrays)).hexdigest()[:12]
 
 
 def same(a, b):
@@ -122,7 +141,7 @@ def exit_by_hand(f, x, k_max, rule, read=None):
     for k in range(1, k_max + 1):
         x1 = f(x, k)
         value, memo = rule.signal(x, x1, memo, read)
-        small.append(value is not None and bool(value < rule.tau))
+        small.append(bool(value < rule.tau))
         if len(small) >= rule.hits and all(small[-rule.hits:]):
             return (x1, k, k) if rule.keep else (x, k - 1, k)
         x = x1
@@ -134,18 +153,17 @@ def loop(f, x, k_max, rule, read=None):
     exits.loop around a block map f(x, k) of all tokens, and a read of all, (B, T, C) each -> the
     state, and the counts as tensors.
     """
-    whole = x.clone()
+    shape = x.shape
 
-    def f_at(states, k, at):
-        whole.flatten(0, 1)[at] = states
-        return f(whole, k).flatten(0, 1)[at]
+    def f_at(x, k, at):
+        return f(x.view(shape), k).flatten(0, 1)[at]
 
-    def read_at(states, at, kept):
-        rows = kept.clone()
-        rows[at] = states
-        return read(rows.view_as(whole)).flatten(0, 1)[at]
+    def logits_of(states, at, x):
+        x = x.clone()
+        x[at] = states
+        return read(x.view(shape)).flatten(0, 1)[at]
 
-    x, *counts = exits.loop(f_at, x, k_max, rule, read_at)
+    x, *counts = exits.loop(f_at, x, k_max, rule, logits_of)
     return x, *map(torch.from_numpy, counts)
 
 
@@ -155,15 +173,16 @@ def tiny():
     tiny(kind=GPT, **changes): a small model in evaluation, its weights from a fixed seed.
     The weights of its norms are not all 1, so that a norm in the wrong place shows.
     """
-    def build(seed=0, kind=GPT, **changes):
+    def build(seed=0, kind=None, **changes):
         torch.manual_seed(seed)
+        kind = kind or model.GPT
         args = dict(block_size=16, vocab_size=50, n_layer=5, n_head=2, n_embd=16,
                     groups=[[1], [2, 3]], mean_recurrence=3)
-        model = kind(kind.Config(**args | changes))
-        for p in model.parameters():
+        built = kind(kind.Config(**args | changes))
+        for p in built.parameters():
             if p.dim() == 1:
                 torch.nn.init.normal_(p, 1.0, 0.1)
-        return model.eval()
+        return built.eval()
     return build
 
 

@@ -6,17 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY, finished, refused
+from conftest import TINY, finished, refused
 
 import bench
 import data
+from common.evaluation import spread
 from common.files import read_csv
 from exits import make_exit
 from model import GPT
+from tasks import Calc
 
 SMALL = ['--taus=[0,0.3,100.0]', '--budgets=[1,2,5]', '--n_loop=5', '--n_windows=6', '--device=cpu',
-         '--n_prompts=2', '--new_tokens=8', '--drafts=[[1,3,4]]', '--waves=[[3,2]]',
-         "--rules=['norm','accel']"]
+         '--n_prompts=2', '--new_tokens=8', "--rules=['norm','accel']",
+         "--decoder=['drafts:loops=1,check=3','wave:width=3,steps=2']"]
 
 
 @pytest.fixture
@@ -48,12 +50,12 @@ def test_a_whole_run(fresh):
     names = [f'loops {n}, {cache}' for n in (1, 2, 5) for cache in ('exact', 'latest')]
     names += [f'{rule} {tau}, {cache}' for rule in ('norm', 'accel') for tau in ('0', '0.3', '100')
               for cache in ('exact', 'latest')]
-    names += ['4 drafted by 1 loops, checked by 3']
-    names += [f'wave of 3 x 2, {rule} {tau}' for rule in ('norm', 'accel')
+    names += ['drafts:loops=1,check=3, loops 3']
+    names += [f'wave:width=3,steps=2, {rule} {tau}' for rule in ('norm', 'accel')
               for tau in ('0', '0.3', '100')]
     assert rows[0]['name'] == 'loops 5, exact'
     assert sorted(row['name'] for row in rows) == sorted(names)
-    assert {row['kind'] for row in rows} == {'fixed loops', 'exit rules', 'drafts', 'waves'}
+    assert {row['kind'] for row in rows} == {'fixed loops', 'exit rules', 'drafts', 'wave'}
     for row in rows:
         for column in 'ms_per_token', 'blocks', 'identical':
             assert math.isfinite(float(row[column])), row['name']
@@ -69,7 +71,7 @@ def test_a_whole_run(fresh):
     # quality is the model's own
     model = GPT.load('out')
     text = data.open_data('book')
-    idx, targets = text.held_out(text.spread(6, 16), 16)
+    idx, targets = text.held_out(spread(text, 6, 16), 16)
     with torch.no_grad():
         for n in 1, 2, 5:
             logits, loss = model(idx, targets, n_loop=n)
@@ -89,7 +91,7 @@ def test_a_whole_run(fresh):
     # what a text costs: two groups of one layer each, and as many layers as loops
     assert value(rows, 'loops 5, exact', 'blocks') == 10
     assert value(rows, 'loops 2, exact', 'blocks') == 4
-    assert value(rows, '4 drafted by 1 loops, checked by 3', 'blocks') > 6
+    assert value(rows, 'drafts:loops=1,check=3, loops 3', 'blocks') > 6
     texts = {n: model.generate(idx[:2, :8], 8, temperature=0, n_loop=n)[0] for n in (5, 2)}
     same = (texts[5] == texts[2]).all(dim=1).double().mean().item()
     assert value(rows, 'loops 2, exact', 'identical') == same
@@ -107,9 +109,10 @@ def test_a_model_without_groups_has_one_row(fresh):
 @pytest.mark.parametrize('flag', [
     '--rules=["accell"]', '--rules=[None]', '--rules=missing:rule', '--taus=[0.1,None]',
     '--taus=[-1]', '--budgets=[0]', '--budgets=[None]', '--cache=newest',
-    '--cache=[None]', '--wake=["x"]', '--wake', '--drafts=[[3,3,4]]', '--drafts=[[None,3,4]]',
-    '--drafts=[4]', '--waves=[[8]]', '--waves=[[0,1]]', '--new_tokens=1', '--n_windows=9999',
-    '--n_loop=0', '--out_dir=nowhere', '--calibrate=9 --damping=0.3'])
+    '--cache=[None]', '--wake=["x"]', '--wake', '--decoder=drafts:loops=3,check=3',
+    '--decoder=[None]', '--decoder=waves', '--decoder=wave:width=0', '--new_tokens=1', '--store',
+    '--calibrate --store=2', '--n_windows=9999',
+    '--n_loop=0', '--out_dir=nowhere', '--calibrate --damping=0.3'])
 def test_bad_input_is_refused_before_the_work(fresh, flag):
     Path('out/bench.csv').unlink(missing_ok=True)
     assert refused(*SMALL, *flag.split(), script='bench.py').startswith('error: ')
@@ -125,10 +128,10 @@ def test_bad_input_is_refused_before_the_work(fresh, flag):
     (['exact', 'latest'], None, ['loops 116, exact', 'norm 0.3, exact, wake', 'loops 116, latest',
                                  'norm 0.3, latest'])])
 def test_tokens_of_a_problem_wake_where_they_can(tiny, knobs, cache, wake, expected):
-    """They have the budget for it; drafts and waves write no answers."""
+    """They have the budget for it; decoders write no answers."""
     knobs(cache=cache, wake=wake, budgets=[], taus=[0.3], rules=['norm'])
-    methods = bench.methods_of(tiny(block_size=8), is_task=True)
-    assert [method.name() for method in methods] == expected
+    methods = bench.methods_of(tiny(block_size=8), Calc())
+    assert [method.columns()['name'] for method in methods] == expected
 
 
 def test_a_task(sums_run, monkeypatch):
@@ -139,7 +142,7 @@ def test_a_task(sums_run, monkeypatch):
     assert (two['kind'], rule['kind'], full['n_loop']) == ('fixed loops', 'exit rules', '124')
     assert (rule['wake'], rule['identical'], rule['blocks']) == ('True', '', '')
     problems = data.open_data('calc:p=2,reset=0.5')
-    numbers = problems.spread(5, 12)
+    numbers = spread(problems, 5, 12)
     assert float(rule['deepest']) == problems.depths(12)[numbers].max(axis=1).mean()
     model = GPT.load('out')
     x, y = problems.held_out(numbers, 12)
@@ -177,7 +180,11 @@ def test_what_thresholds_cost_on_problems(sums_run, monkeypatch, capsys):
         assert rows[tau][1:] == (((y >= 0) & ~right[tau]).sum(),
                                  round(trace[0]['evals'].double().mean().item(), 2))
     assert rows[30][0] == (right[0.001] & ~right[30]).any(axis=1).sum()
-    assert refused('--calibrate=0.005', '--device=cpu', script='bench.py').startswith('error: ')
+    assert 'name the threshold' in refused(*flags, '--store', script='bench.py')
+    finished(*flags, '--store=0.3', script='bench.py')
+    row, = json.loads(Path('out/exits.json').read_text())['exits']
+    assert (row['rule'], row['tau'], row['cost']) == ('norm', 0.3, rows[0.3][1])
+    Path('out/exits.json').unlink()
 
 
 # the interval, and thresholds of a text -----------------------------------------------------------
@@ -218,35 +225,40 @@ def test_a_threshold_is_the_largest_that_keeps_the_loss(tiny, knobs, tmp_path, m
         return found(nats, np.ones(16))
 
     monkeypatch.setattr(bench, 'quality', by_hand)
-    knobs(calibrate=0.1, taus=[3.0, 0.1, 1.0], rules=['accel', 'norm', 'kl'], cache='latest')
+    knobs(calibrate=True, most_nats=0.1, taus=[3.0, 0.1, 1.0], rules=['accel', 'norm', 'kl'],
+          cache='latest')
     others = [dict(rule=rule, cache=cache, tau=7.0)
               for rule, cache in (('accel', 'exact'), ('norm', 'latest'), ('accel', 'latest'))]
     path = tmp_path / 'exits.json'
     path.write_text(json.dumps(dict(exits=others)))
     idx = torch.zeros(16, 4, dtype=torch.long)
     model = tiny()
-    bench.thresholds_of_text(model, bench.methods_of(model), idx, idx, 0.1, str(tmp_path))
+    bench.store_rows(bench.thresholds_of_text(model, bench.methods_of(model), idx, idx),
+                     str(tmp_path))
     exact, accel, kl = json.loads(path.read_text())['exits']
     assert exact == others[0]           # of a cache that was not asked for
     assert (accel['rule'], accel['cache'], accel['tau'], accel['wake']) == (
         'accel', 'latest', 1.0, False)
     assert accel['cost'] == pytest.approx(0.2)
     assert (kl['rule'], kl['tau']) == ('kl', 3.0)       # 0.05 on average, 0.09 at its upper end
-    path.unlink()
-    bench.thresholds_of_text(model, bench.methods_of(model), idx, idx, 0.08, str(tmp_path))
-    accel, = json.loads(path.read_text())['exits']      # the upper end of kl is above 0.08
-    assert (accel['rule'], accel['tau']) == ('accel', 0.1)
+    knobs(most_nats=0.08)
+    rows = bench.thresholds_of_text(model, bench.methods_of(model), idx, idx)
+    assert rows['accel', 'latest']['tau'] == 0.1
+    assert rows['kl', 'latest'] is None                 # its upper end is above 0.08
 
 
 def test_sample_takes_the_threshold_that_was_found(fresh):
-    finished('--rules=kl', '--calibrate=9', '--taus=[0.001,0.25,7]', '--n_windows=16', '--n_loop=5',
-             '--device=cpu', script='bench.py')
+    flags = ['--calibrate', '--most_nats=9', '--taus=[0.001,0.25]', '--n_windows=16',
+             '--n_loop=5', '--device=cpu', '--rules=["kl","kl:7"]']
+    finished(*flags, script='bench.py')
+    assert not Path('out/exits.json').exists()
+    finished(*flags, '--store', script='bench.py')
     row, = json.loads(Path('out/exits.json').read_text())['exits']
     assert (row['rule'], row['cache'], row['tau'], row['wake']) == ('kl', 'exact', 7.0, False)
     # the cost on the odd windows, by other code
     model = GPT.load('out')
     book = data.open_data('book')
-    idx, targets = book.held_out(book.spread(16, 16), 16)
+    idx, targets = book.held_out(spread(book, 16, 16), 16)
     with torch.no_grad():
         loss, full = (model(idx[1::2], targets[1::2], n_loop=5, exit=exit)[1].item()
                       for exit in (make_exit('kl', 7), None))
@@ -254,10 +266,3 @@ def test_sample_takes_the_threshold_that_was_found(fresh):
     flags = ['--exit=kl', '--max_new_tokens=3', '--device=cpu']
     assert 'kl with tau = 7' in finished(*flags, script='sample.py')
     assert 'kl with tau = 0.01' in finished(*flags, '--cache=latest', script='sample.py')
-
-
-def test_what_ships_is_what_make_says():
-    from pretrained.make import THRESHOLDS
-    for name, rows in THRESHOLDS.items():
-        stored = json.loads(Path(ROOT, 'pretrained', name, 'exits.json').read_text())['exits']
-        assert stored == rows

@@ -13,8 +13,8 @@ from cache import KeysValues, Span, make_cache, slots_of
 def take_step(kv, span, k, awake=None):
     """Write step k of the tokens in span -> the keys that they read."""
     key = (10 * span.pos + k).float().view(1, -1, 1, 1, 1)
-    read, mask, gathered = kv.update(torch.cat((key, -key), dim=2), span, k, awake)
-    assert mask is span.mask and not gathered
+    read, mask = kv.update(torch.cat((key, -key), dim=2), span, k, awake)
+    assert mask is span.mask
     keys, values = read.unbind(2)                                               # (B, end, H, D)
     assert torch.equal(values, -keys)
     return keys.flatten().tolist()

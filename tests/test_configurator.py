@@ -1,10 +1,13 @@
 """A command line -> knobs."""
+import os
 import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from common import configurator
-from common.configurator import configure
+from common.configurator import Count, build, configure
 
 SCRIPT = '''"""A script with knobs."""
 from typing import Literal
@@ -45,6 +48,7 @@ FILES = dict(
           'count = twice(count)\n',
     appends='layers.append([2])\n', everything="groups = 'all'\n",
     as_before='count = 3\n',      # its default
+    heads='heads = 2\n',
     bad_key='ratee = 1', bad_type="count = 'three'", raises='rate = 1 / 0',
     part='def count():\n    pass')
 
@@ -62,7 +66,7 @@ def script(tmp_path, monkeypatch):
         names = dict(__name__='script', __file__='script.py')
         exec(SCRIPT, names)
         names['__name__'] = '__main__'
-        names['config'] = configure(names, **options)
+        names['settings'] = configure(names, **options)
         return names
     return call
 
@@ -84,8 +88,8 @@ def script(tmp_path, monkeypatch):
     (['appends.py'], dict(layers=[[1], [2]])), (['everything.py'], dict(groups='all'))])
 def test_arguments_apply_in_the_order_given(script, args, changes):
     names = script(*args)
-    assert names['config'] == DEFAULTS | changes
-    assert {key: names[key] for key in DEFAULTS} == names['config']
+    assert names['settings'].knobs() == DEFAULTS | changes
+    assert {key: names[key] for key in DEFAULTS} == DEFAULTS | changes
     assert type(names['rate']) is float and names['LIMIT'] == 5
 
 
@@ -102,21 +106,62 @@ def test_bad_input_is_one_line_and_status_2(script, args, capsys):
 
 
 def test_an_unknown_name_in_a_file_is_an_error_for_train_alone(script, capsys):
-    assert script('bad_key.py')['config'] == DEFAULTS
-    with pytest.raises(SystemExit, match='^2$'):
-        script('bad_key.py', strict=True)
-    assert "did you mean 'rate'?" in capsys.readouterr().err
-    script('parts.py', strict=True)
+    assert script('bad_key.py')['settings'].knobs() == DEFAULTS
+    settings = script('bad_key.py', keep_unknown=True)['settings']
+    with pytest.raises(ValueError, match="did you mean 'rate'?"):
+        settings.add(dict(heads=int))
+    script('parts.py', keep_unknown=True)['settings'].add({})
+
+
+@pytest.mark.parametrize('args', [['--heads=2', '--deep'], ['--deep', '--heads', '2', 'a.py'],
+                                  ['heads.py', '--deep']])
+def test_names_that_are_known_later(script, args):
+    """Fields of a class of one's own, in any order."""
+    names = script(*args, keep_unknown=True)
+    settings = names['settings']
+    settings.add(dict(heads=Count, deep=bool, other=int))
+    assert (names['heads'], names['deep']) == (2, True) and 'other' not in names
+    assert settings.knobs()['heads'] == 2 and 'heads' in settings.given
+    with pytest.raises(ValueError, match='at least 1'):
+        script('--heads=0', keep_unknown=True)['settings'].add(dict(heads=Count))
+
+
+def test_attributes_of_a_notebook_are_like_flags(script):
+    """With values of numpy, which become plain ones."""
+    names = script()
+    settings = names['settings']
+    names.update(rate=np.float64(0.5), layers=[np.int64(2), (np.arange(2),)], count=4)
+    settings.take_attributes()
+    assert (type(names['rate']), names['layers']) == (float, [2, ([0, 1],)])
+    assert type(names['layers'][0]) is int
+    assert settings.flags == settings.given == {'rate', 'layers', 'count'}
+    names['count'] = 2.5
+    with pytest.raises(ValueError, match='count'):
+        settings.take_attributes()
+
+
+def test_a_file_of_ones_own_is_a_module(script, capsys):
+    """It knows where it is, and may import what stands beside it; a knob that it sets is named."""
+    os.mkdir('own')
+    Path('own/beside_it.py').write_text('VALUE = 5\n')
+    Path('own/mine.py').write_text('from pathlib import Path\nimport beside_it\n'
+                                   'count = beside_it.VALUE\nclass Mine:\n    pass\n'
+                                   'name = Path(__file__).name\n')
+    names = script('own/mine.py', '--name=~/x')
+    assert (names['count'], names['name']) == (5, '~/x')        # which is no path
+    assert sys.modules.pop('own.mine').Mine.__module__ == 'own.mine'
+    assert 'sets count, name' in capsys.readouterr().err
 
 
 def test_a_bare_argument_and_an_imported_script(script):
     assert script('calc', '--count=4', positional='name')['name'] == 'calc'
-    assert configurator.given == configurator.flags == {'name', 'count'}
-    script('other.py', '--rate=1')
-    assert configurator.given == {'count', 'rate'} and configurator.flags == {'rate'}
-    script('as_before.py')
-    assert configurator.given == {'count'} and not configurator.flags
-    assert configure(dict(__name__='script', rate=0.5)) == dict(rate=0.5)
+    for args, given, flags in (
+            (['--name=a', '--count=4'], {'name', 'count'}, {'name', 'count'}),
+            (['other.py', '--rate=1'], {'count', 'rate'}, {'rate'}),
+            (['as_before.py'], {'count'}, set())):
+        settings = script(*args)['settings']
+        assert (settings.given, settings.flags) == (given, flags)
+    assert configure(dict(__name__='script', rate=0.5)).knobs() == dict(rate=0.5)
 
 
 def test_help_has_every_knob_with_its_comment(script, capsys):
@@ -129,3 +174,40 @@ def test_help_has_every_knob_with_its_comment(script, capsys):
     for knob in (['--rate=6.0', 'how fast'], ['--top=None', 'None = all'],
                  ["--pos='learned'", 'positions [learned, rotary]']):
         assert knob in knobs
+
+
+# a choice with arguments --------------------------------------------------------------------------
+
+@dataclass
+class Shape:
+    """A field without a default, and fields of several types."""
+    sides: int
+    scale: float = 1.0
+    sizes: list | None = None
+    name: str = 'shape'
+
+
+class Plain:
+    def __init__(self, width=8, steps: int | None = None):
+        self.width, self.steps = width, steps
+
+
+TABLE = dict(shape=Shape, plain=Plain, nothing=object)
+
+
+def test_a_choice_is_built_from_its_name_and_arguments():
+    shape = build('shape:scale=2,sizes=[3,4],sides=5,name=a:b=c', TABLE, 'thing')
+    assert asdict(shape) == dict(sides=5, scale=2.0, sizes=[3, 4], name='a:b=c')
+    assert type(shape.scale) is float
+    assert vars(build('plain', TABLE, 'thing')) == dict(width=8, steps=None)
+    assert vars(build('plain:steps=3,width=4', TABLE, 'thing')) == dict(width=4, steps=3)
+    assert type(build('nothing', TABLE, 'thing')) is object
+
+
+@pytest.mark.parametrize('call, hint', [
+    ('shpe', "'shape'"), ('', 'thing'), ('shape', 'sides'), ('shape:sides=x', 'sides'),
+    ('shape:sides=5,scal=2', "'scale'"), ('shape:sides', 'sides'), ('shape:sides=5,,', 'sides'),
+    ('plain:width=2.5', 'width'), ('nothing:width=3', 'width')])
+def test_a_bad_choice_is_an_error_in_words(call, hint):
+    with pytest.raises(ValueError, match=hint):
+        build(call, TABLE, 'thing')

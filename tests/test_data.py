@@ -1,8 +1,8 @@
 """From a text to tokens on disk, and back to batches."""
 import functools
-import json
 import os
 import re
+import resource
 import shutil
 from pathlib import Path
 
@@ -132,10 +132,9 @@ def test_a_tokenizer_json_encodes_a_whole_text_always_in_one_way():
 
 
 def test_a_bpe_is_trained_on_the_training_documents_alone():
-    os.mkdir('texts')
-    for split, text in dict(test='held-out words', train='größer than the fox').items():
-        Path(f'texts/{split}.txt').write_text(EOT.join([f'{text} ' * 50] * 2))
-    meta = data.make('own', 'texts', bpe=300)
+    for name, text in dict(val='held-out words', train='größer than the fox').items():
+        Path(f'{name}.txt').write_text(EOT.join([f'{text} ' * 50] * 2))
+    meta = data.make('own', 'train.txt', 'val.txt', bpe=300)
     encoding = data.open_encoding(meta['tokenizer'], 'data/own')
     assert meta['vocab_size'] == encoding.n_vocab <= 300
     assert documents_of('own', 'val') == ['held-out words ' * 50] * 2
@@ -193,11 +192,11 @@ def test_a_tokenizer_that_cannot_write_the_text_is_refused(tokenizer, text, is_g
     tokenizer().save('own.json')
     Path('own.txt').write_text(EOT.join([text] * 3))
     if is_good:
-        assert data.make('own', 'own.txt', tokenizer='own.json')['train']['documents'] == 2
+        data.make('own', 'own.txt', tokenizer='own.json')
     else:
         with pytest.raises(ValueError, match='the tokenizer'):
             data.make('own', 'own.txt', tokenizer='own.json')
-        assert os.listdir('data') == []
+        assert not os.path.exists('data')
 
 
 # text on this machine -----------------------------------------------------------------------------
@@ -205,60 +204,64 @@ def test_a_tokenizer_that_cannot_write_the_text_is_refused(tokenizer, text, is_g
 def test_torchdocs_is_made_on_first_use():
     text = data.open_data('torchdocs')
     assert (text.tokenizer, text.vocab_size, text.sha256) == ('bytes', 257, TORCHDOCS)
-    meta = json.loads(Path('data/torchdocs/meta.json').read_text())
-    for split in data.SPLITS:       # one token a byte, and one to end each document
-        n_tokens = meta[split]['bytes'] + meta[split]['documents']
-        assert n_tokens == meta[split]['tokens'] == len(getattr(text, split))
-    assert [meta[split]['documents'] for split in data.SPLITS] == [1481, 32]
-    # the same text under another name
-    data.make('docs', 'torchdocs')
-    assert data.open_data('docs').sha256 == TORCHDOCS
+    assert [(getattr(text, split) == 256).sum() for split in data.SPLITS] == [1481, 32]
 
 
-def test_a_folder_is_split_by_document():
-    """By whole files; a file is read once, whatever links to it, and hidden files are not."""
+def test_files_are_read_in_order_of_name():
+    """A file is read once, whatever links to it, and hidden files are not."""
     os.makedirs('run[1]/deep')      # a folder's name is no pattern
-    texts = [f'document number {i}\n' for i in range(30)]
+    texts = [f'document number {i:02}\n' for i in range(30)]
     for i, text in enumerate(texts):    # a byte order mark is no text, and line ends are \n
         path = Path('run[1]', 'deep' if i % 2 else '', f'{i:02}.txt')
         path.write_text(text, encoding='utf-8-sig', newline='\r\n')
     read = [*texts[::2], *texts[1::2]]      # in the order of their paths
     data.make('own', 'run*/**/*.txt')
-    val = documents_of('own', 'val')
-    assert val == [read[0], read[20]]
-    assert documents_of('own', 'train') == [text for text in read if text not in val]
+    assert documents_of('own', 'train') == read[:28] and documents_of('own', 'val') == read[28:]
     os.symlink('00.txt', 'run[1]/zero.txt')
     data.make('folder', 'run[1]')
     data.make('file', 'run[1]/00.txt')
-    assert documents_of('file', 'train') == ['document number 0']       # and the rest held out
+    assert documents_of('file', 'train') == ['document number 00']      # and the rest held out
     for split in data.SPLITS:
         assert documents_of('folder', split) == documents_of('own', split)
 
 
-@pytest.mark.parametrize('held_out', [
-    'valid', 'wiki.test', 'TinyStoriesV2-GPT4-valid', 'b_VAL', 'val1', 'Dev set',
-    'deep/Validation/b', 'deep/my eval/b'])
-def test_files_that_are_named_as_held_out(held_out):
-    """A word of the name counts, or of a folder's name, but not of a folder that holds them all."""
-    train = ['a', 'A-train', 'valor', 'attest', 'deep/contest/b']
-    for file in [*train, held_out]:
-        path = Path(f'test/{file}.txt')
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(EOT.join(f'this is {file}, {i}' for i in range(3)))
-    data.make('own', 'test')
-    assert documents_of('own', 'val') == [f'this is {held_out}, {i}' for i in range(3)]
-    assert {text.split(',')[0] for text in documents_of('own', 'train')} == {
-        f'this is {file}' for file in train}
+@pytest.mark.parametrize('lengths, train, val', [
+    ([100], [95], [5]),                                     # a document alone
+    ([134_400, 77], [127_753], [6_647, 77]),                # a book and a note
+    ([77, 134_400], [77, 127_676], [6_724]),
+    ([10] * 10, [10] * 9, [10]),                            # each has a tenth: whole documents
+    ([8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7, 5], [8] * 11 + [7], [5]),
+    ([60] + [4] * 10, [60] + [4] * 9, [4]),                 # the long one is elsewhere
+    ([9] * 10 + [4, 6], [9] * 10 + [4], [6])])              # 94% are nearer than 90% and 100%
+def test_the_last_twentieth_is_held_out(lengths, train, val):
+    """At the border between documents nearest to it, or within one that has more than a tenth."""
+    found = data.hold_out([chr(65 + i % 26) * n for i, n in enumerate(lengths)])
+    assert [split for split, _ in found] == ['train'] * len(train) + ['val'] * len(val)
+    assert [len(text) for _, text in found] == train + val
+
+
+def test_another_text_can_be_held_out():
+    """A file that is held out is not trained on."""
+    os.mkdir('texts')
+    for name in 'a', 'b', 'the test of time':
+        Path(f'texts/{name}.txt').write_text(f'this is {name}')
+    data.make('own', 'texts', 'texts/a.txt')
+    assert documents_of('own', 'val') == ['this is a']
+    assert documents_of('own', 'train') == ['this is b', 'this is the test of time']
+    for name, path, val_path, overwrite in (
+            ('own', 'texts', 'texts/b.txt', False), ('own', 'texts', 'texts', True),
+            ('torchdocs', None, 'texts', False), ('fineweb', None, 'texts', False)):
+        with pytest.raises(ValueError):
+            data.make(name, path, val_path, overwrite=overwrite)
+    assert os.listdir('data') == ['own'] and documents_of('own', 'val') == ['this is a']
 
 
 def test_an_end_of_text_in_a_text_ends_a_document():
-    documents = [f'{i}: the quick brown fox\n' * 3 for i in range(8)]
+    documents = [f'{i}: the quick brown fox\n' * 3 for i in range(20)]
     Path('own.txt').write_text(EOT.join(['', *documents, ' \n']))
-    meta = data.make('own', 'own.txt')
-    found = [documents_of('own', split) for split in data.SPLITS]
-    assert sorted(sum(found, [])) == documents and len(found[1]) == 1
-    assert [meta[split]['documents'] for split in data.SPLITS] == [7, 1]
-    assert meta['train']['bytes'] == sum(map(len, found[0]))
+    data.make('own', 'own.txt')
+    assert documents_of('own', 'train') == documents[:19]
+    assert documents_of('own', 'val') == documents[19:]
 
 
 def test_tokens_of_nanogpt_are_read_in_place():
@@ -285,6 +288,7 @@ def test_tokens_of_nanogpt_are_read_in_place():
 def web():
     """A folder `web` of FineWeb's layout, in two files -> those of its texts that are not empty."""
     rows = [None if i % 7 == 3 else f'Web page {i}. ' * (1 + i % 5) for i in range(2500)]
+    rows[0] *= 60
     make_fineweb('web', rows[:1500], rows[1500:])
     return [row for row in rows if row]
 
@@ -293,31 +297,66 @@ def test_fineweb(web):
     meta = data.make('fineweb', 'web', tokenizer='bytes')
     assert documents_of('fineweb', 'val') == [web[0], web[2000]]
     assert documents_of('fineweb', 'train') == web[1:2000] + web[2001:]
-    assert meta['source'] == 'web'
+    assert meta['complete']
     # no more than was asked for: the document that reaches so many tokens is the last one
-    meta = data.make('fineweb', 'web', tokenizer='bytes', tokens=1000, overwrite=True)
+    data.make('fineweb', 'web', tokenizer='bytes', tokens=1000, overwrite=True)
     lengths = np.cumsum([len(text) + 1 for text in web])
-    assert meta['train']['tokens'] + meta['val']['tokens'] == lengths[lengths >= 1000][0]
+    assert sum(data.tokens_in('data/fineweb').values()) == lengths[lengths >= 1000][0]
     with pytest.raises(ValueError):
         data.make('fineweb', 'web', tokenizer='bytes', subset='CC-MAIN-2013-20', overwrite=True)
 
 
-def test_a_stream_that_breaks_leaves_nothing_behind(web, monkeypatch):
-    """The earlier data set stays."""
+@pytest.mark.parametrize('error, raised', [
+    (ConnectionError('reset'), ValueError), (KeyboardInterrupt, KeyboardInterrupt)])
+def test_a_stream_that_breaks_leaves_what_was_written(web, monkeypatch, error, raised):
+    """It replaces what is less, never a whole data set; and what is no window is not kept."""
     import datasets
-    data.make('fineweb', 'web', tokenizer='bytes', tokens=1000)
-    before = files_in('data')
     iterate = datasets.IterableDataset.__iter__
 
-    def breaks(stream):
-        for number, row in enumerate(iterate(stream)):
-            if number == 1300:
-                raise ConnectionError('reset')
-            yield row
-    monkeypatch.setattr(datasets.IterableDataset, '__iter__', breaks)
-    with pytest.raises(ValueError):
-        data.make('fineweb', 'web', tokenizer='bytes', overwrite=True)
-    assert files_in('data') == before and os.listdir('data') == ['fineweb']
+    def broken_after(n):
+        """The tokens in data/fineweb after a stream that breaks there; no other folder is left."""
+        def breaks(stream):
+            for number, row in enumerate(iterate(stream)):
+                if number == n:
+                    raise error
+                yield row
+        with monkeypatch.context() as patch, pytest.raises(raised):
+            patch.setattr(datasets.IterableDataset, '__iter__', breaks)
+            data.make('fineweb', 'web', tokenizer='bytes', overwrite=True)
+        assert os.listdir('data') in ([], ['fineweb'])
+        return len(data.open_data('fineweb').train) if os.listdir('data') else 0
+
+    assert broken_after(15) == 0
+    n = broken_after(1300)
+    train = documents_of('fineweb', 'train')
+    assert train == web[1:1 + len(train)] and 1000 < len(train) < 1300
+    assert n == broken_after(5) == broken_after(900) < broken_after(1400)
+    assert data.make('fineweb', 'web', tokenizer='bytes')['complete'] is False      # a second call
+    assert 'only a part' in data.open_data('fineweb').description
+    data.make('fineweb', 'web', tokenizer='bytes', tokens=5000, overwrite=True)
+    before = files_in('data')
+    assert 'only a part' not in data.open_data('fineweb').description
+    broken_after(1300)
+    assert files_in('data') == before
+
+
+def test_a_full_disk_leaves_what_was_written(web):
+    """Of FineWeb alone, since other text is made anew in seconds."""
+    Path('small.txt').write_text(ADDRESS * 20)
+    Path('large.txt').write_text(ADDRESS * 900)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_001, limits[1]))      # half a token
+    try:
+        with pytest.raises(OSError):
+            data.make('fineweb', 'web', tokenizer='bytes')
+        with pytest.raises(OSError):
+            data.make('own', 'small.txt', 'large.txt')
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    text = data.open_data('fineweb')
+    assert len(text.train) == 10_000 and 'only a part' in text.description
+    assert EOT.join(web[1:]).startswith(data.open_encoding('bytes').decode(text.train.tolist()))
+    assert os.listdir('data') == ['fineweb']
 
 
 def test_without_a_network(tmp_path, monkeypatch):
@@ -341,9 +380,28 @@ def test_the_same_call_again_keeps_what_is_there():
     assert files_in('data') == before       # without a tokenizer.json
 
 
+@pytest.mark.parametrize('knobs', [{}, dict(bpe=300)])
+def test_two_first_calls_at_once(monkeypatch, knobs):
+    """Who finds the folder there after its own work takes it, if the same call has made it."""
+    write = data.write
+
+    def with_another_call(*args):
+        monkeypatch.setattr(data, 'write', write)
+        make_good()
+        write(*args)
+    monkeypatch.setattr(data, 'write', with_another_call)
+    Path('good.txt').write_text(ADDRESS * 99)
+    if knobs:
+        with pytest.raises(ValueError):
+            data.make('own', 'good.txt', **knobs)
+    else:
+        assert data.make('own', 'good.txt') == data.read_meta('data/own')
+    assert documents_of('own', 'val') == [25 * '-'] and os.listdir('data') == ['own']
+
+
 @pytest.mark.parametrize('path, knobs', [
     ('missing.txt', {}), ('empty.txt', {}), ('a.txt', {}), ('latin.txt', {}), ('latin*', {}),
-    ('a.jsonl', {}), ('a.JSON', {}), ('a.csv', {}), ('a.parquet', {}), (None, {}),
+    (None, {}), ('good.txt', dict(val_path='missing.txt')),
     ('good.txt', dict(bpe=300, tokenizer='gpt2')), ('good.txt', dict(tokenizer='gpt9')),
     ('good.txt', dict(tokenizer='o200k_base'))])
 def test_bad_text_and_nothing_lost(monkeypatch, path, knobs):
@@ -351,8 +409,7 @@ def test_bad_text_and_nothing_lost(monkeypatch, path, knobs):
     before = files_in('data')
     Path('empty.txt').write_text(' \n')
     Path('latin.txt').write_bytes(b'caf\xe9 au lait')
-    for name in 'a.txt', 'a.jsonl', 'a.JSON', 'a.csv', 'a.parquet':
-        Path(name).write_text('a')
+    Path('a.txt').write_text('a')
     large = data.open_encoding('bytes')
     large.n_vocab = 2 ** 16 + 1
     monkeypatch.setattr(data, 'open_text_encoding', lambda name: large) if '2' in str(knobs) else 0

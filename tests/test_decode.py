@@ -11,7 +11,8 @@ from torch._dynamo.testing import CompileCounter
 
 import decode
 from cache import Span
-from decode import Drafts, Wave, compile_passes, pick, warm_start
+from compiled import compile_passes
+from decode import Drafts, OneByOne, WarmStart, Wave, pick
 from exits import Exit, make_exit
 from loops import Plan, as_noise
 
@@ -57,9 +58,6 @@ def test_token_by_token_is_the_whole_sequence(tiny, name, seed, changes):
         one_by_one = decode.read(model, idx[rows], plan, 12)
         torch.testing.assert_close(one_by_one[0], logits[rows], **CLOSE)
         assert_same(one_by_one[1:], (steps[rows], evals[rows]))
-
-
-# caches -------------------------------------------------------------------------------------------
 
 
 # texts --------------------------------------------------------------------------------------------
@@ -115,7 +113,7 @@ def test_one_seed_is_one_text(tiny, idx, name, changes, how):
     for b in range(3):
         row, alone = idx[b:b + 1], (text[b:b + 1], steps[b:b + 1])
         assert_same(model.generate(row, 14, seed=7 + b, **how), alone)
-        assert_same(model.generate(row, 14, seed=7 + b, draft_loops=2, **how), alone)
+        assert_same(model.generate(row, 14, seed=7 + b, decoder=Drafts(2), **how), alone)
     # a text that is continued from its 24 tokens, of which the model sees the last block of 16
     again = model.generate(text[:, :24], 6, seed=7, **how)
     assert_same(again, (text, steps[:, 8:]))
@@ -128,7 +126,7 @@ def test_good_drafts_take_few_full_passes(tiny, idx):
     model, loops_of_pass = tiny(block_size=64), []
     model.groups[1].register_forward_pre_hook(
         lambda _, args: loops_of_pass.append(args[1].counts[1]))
-    model.generate(idx[:1, :6], 40, n_loop=12, draft_loops=11, **GREEDY)
+    model.generate(idx[:1, :6], 40, n_loop=12, decoder='drafts:loops=11', **GREEDY)
     assert loops_of_pass.count(12) == 1 + math.ceil(39 / 5)
     assert loops_of_pass.count(11) == 7 * 4 + 3
 
@@ -138,7 +136,7 @@ def test_good_drafts_take_few_full_passes(tiny, idx):
 def test_a_warm_start_begins_where_the_token_before_it_ended(tiny, idx, changes):
     """By hand, through a cache of one slot: what the groups put out is the next first state."""
     model, prompt, plan = tiny(**changes), idx[:1, :5], Plan([4, 4])
-    stream = decode.stream(model, prompt, 8, plan, warm_start, 'latest', **GREEDY)
+    stream = decode.stream(model, prompt, 8, plan, WarmStart(), 'latest', **GREEDY)
     tokens, _ = text_of(stream)
     cached = replace(plan, cache=decode.make_cache(model, plan.counts, 'latest'))
     x, results = model.hidden(prompt, replace(cached, span=Span(0, 5)))
@@ -156,12 +154,14 @@ def test_a_warm_start_begins_where_the_token_before_it_ended(tiny, idx, changes)
 @pytest.mark.parametrize('how, changes', [
     (dict(max_new_tokens=0), {}), (dict(temperature=-1.0), {}), (dict(top_k=0), {}),
     (dict(cache=0), {}), (dict(cache='newest'), {}), (dict(n_loop=0), {}), (dict(n_loop=[1]), {}),
-    (dict(draft_loops=3, n_loop=3), {}), (dict(draft_loops=-1), {}),
-    (dict(draft_loops=1, rows=2), {}), (dict(draft_loops=1, cache='latest'), {}),
-    (dict(draft_loops=1, wave=2), {}),
-    (dict(wave=2, cache='exact'), {}), (dict(wave=2, rows=2), {}), (dict(wave=-1), {}),
-    (dict(wave=2), dict(groups=[])), (dict(wave=2), dict(injection='none')),
-    (dict(wave=2, exit=Exit(None, reads='through_coda')), {}),
+    (dict(decoder='drafts:loops=3', n_loop=3), {}), (dict(decoder='drafts:loops=-1'), {}),
+    (dict(decoder='drafts:tokens=0'), {}), (dict(decoder='drafts:loops=1', rows=2), {}),
+    (dict(decoder='drafts:loops=1', cache='latest'), {}), (dict(decoder='drats'), {}),
+    (dict(decoder='wave', cache='exact'), {}), (dict(decoder='wave', rows=2), {}),
+    (dict(decoder='wave:width=0'), {}), (dict(decoder='wave:height=2'), {}),
+    (dict(decoder='wave'), dict(groups=[])), (dict(decoder='wave'), dict(injection='none')),
+    (dict(decoder='warm_start'), dict(injection='none')),
+    (dict(decoder='wave', exit=Exit(None, reads='through_coda')), {}), (dict(exit='acel'), {}),
     (dict(exit=Exit(None, reads='stars')), {}), (dict(exit=make_exit('norm', wake=True)), {}),
     (dict(idx=torch.zeros(1, 0, dtype=torch.long)), {})])
 def test_bad_input(tiny, idx, how, changes):
@@ -173,11 +173,11 @@ def test_bad_input(tiny, idx, how, changes):
 # compiled -----------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('decoder, cache, counts, rows, widths, graphs', [
-    (decode.one_by_one, 'latest', [2], 3, {1}, 1),
+    (OneByOne(), 'latest', [2], 3, {1}, 1),
     (Drafts(1), 'exact', [2], 1, {1, 5}, 3),
-    (Wave(4, steps=2), 'auto', [6], 1, {4}, 1),
-    (Wave(12), 'auto', [40], 1, {12}, 1),
-    (warm_start, 4, [6], 1, {1}, 1),
+    (Wave(4, steps=2), 'latest', [6], 1, {4}, 1),
+    (Wave(12), 'latest', [40], 1, {12}, 1),
+    (WarmStart(), 4, [6], 1, {1}, 1),
     ('with a rule', 'exact', [6], 3, {1}, 0)])
 def test_compiled_texts_are_those_of_eager(tiny, decoder, cache, counts, rows, widths, graphs):
     """Over window moves, and for another text, a setting is compiled once."""
@@ -187,7 +187,7 @@ def test_compiled_texts_are_those_of_eager(tiny, decoder, cache, counts, rows, w
     compile_passes(compiled, widths, backend=counter)
     rule = make_exit('norm_rel', 1e-3)
     if decoder == 'with a rule':
-        decoder = decode.one_by_one
+        decoder = OneByOne()
     elif not isinstance(decoder, Wave):
         rule = None
     plan = Plan(counts, rule)

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 import decode
 from cache import Span, make_cache
-from decode import Drafts, Wave, one_by_one, warm_start
+from compiled import compile_passes
+from decode import Drafts, OneByOne, WarmStart, Wave
 from exits import make_exit
 from loops import Plan, TrainingNoise
 from model import GPT
@@ -49,10 +50,10 @@ def test_fixed_loops_through_a_cache_are_all_on_one_device(tiny, idx, changes):
 # a card -------------------------------------------------------------------------------------------
 
 WAYS = {
-    'fixed': (one_by_one, 'latest', 4, None), 'warm': (warm_start, 'latest', 3, None),
-    'ring': (one_by_one, 3, 6, make_exit('kl', 0.01)), 'drafts': (Drafts(1), 'exact', 3, None),
-    'accel': (one_by_one, 'exact', 8, make_exit('accel', 0.3)),
-    'wave': (Wave(4), 'auto', 12, make_exit('norm_rel', 1e-3))}
+    'fixed': (OneByOne(), 'latest', 4, None), 'warm': (WarmStart(), 'latest', 3, None),
+    'ring': (OneByOne(), 3, 6, make_exit('kl', 0.01)), 'drafts': (Drafts(1), 'exact', 3, None),
+    'accel': (OneByOne(), 'exact', 8, make_exit('accel', 0.3)),
+    'wave': (Wave(4), 'latest', 12, make_exit('norm_rel', 1e-3))}
 
 
 def write(model, rows, n_new, way):
@@ -78,7 +79,7 @@ def test_decoding_finds_what_it_finds_on_the_cpu(tiny, way):
 def test_recorded_passes_write_the_same(tiny, way):
     """For two texts, each of several windows."""
     eager, recorded = (tiny(n_layer=2, groups=[[1]]).to(CARD) for _ in range(2))
-    decode.compile_passes(recorded, {1, 4, 5})
+    compile_passes(recorded, {1, 4, 5})
     for n_new in (36, 20):
         for there, here in zip(write(recorded, 1, n_new, way), write(eager, 1, n_new, way)):
             assert torch.equal(there, here)

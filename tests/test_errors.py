@@ -1,8 +1,12 @@
 """Bad input is one line and status 2, and a bug is a traceback."""
+import importlib.util
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+from conftest import ROOT
 
 from common import errors
 
@@ -28,6 +32,32 @@ def test_errors_that_are_raised(monkeypatch):
         monkeypatch.setenv('TRACEBACK', traceback)
         with pytest.raises(type(error), match=str(error)):
             errors.run(lambda: fail(error))
+
+
+def test_a_mistake_in_a_file_of_ones_own_keeps_its_traceback(tmp_path):
+    """But not an error in words, and not a library's."""
+    path = tmp_path / 'mine.py'
+    path.write_text("import json\ndef unpack():\n    a, b = [1]\ndef words():\n"
+                    "    raise ValueError('bad')\ndef library():\n    json.loads('x')\n")
+    spec = importlib.util.spec_from_file_location('mine', path)
+    mine = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(mine)
+    with pytest.raises(ValueError, match='unpack'):
+        errors.run(mine.unpack)
+    for main in mine.words, mine.library:
+        with pytest.raises(SystemExit, match='^2$'):
+            errors.run(main)
+
+
+@pytest.mark.parametrize('command, out, error', [
+    ("PYTHONIOENCODING=ascii {} 'print(chr(233))'", '?', ''),       # Windows, `> file`
+    ('{} 1 >&-', '', 'the output is closed')])
+def test_the_output(command, out, error):
+    program = ("import sys; from common.errors import run; "
+               "run(lambda: exec(sys.argv[1]))")
+    done = subprocess.run(command.format(f'{sys.executable} -c "{program}"'), shell=True,
+                          cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == out and error in done.stderr and done.stderr.count('\n') < 2
 
 
 def test_an_error_of_a_library_is_explained():

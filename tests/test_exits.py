@@ -1,5 +1,4 @@
 """Exit rules: Algorithm 1 by hand, each rule's formula, many tokens at once."""
-import json
 import math
 from dataclasses import replace
 
@@ -8,7 +7,8 @@ import torch
 from conftest import exit_by_hand, loop
 
 import exits
-from exits import EPS, Exit, algorithm_1, make_exit, stored_tau
+from decode import Wave
+from exits import EPS, Exit, algorithm_1, choose, make_exit
 
 # thresholds at which the tokens of a spiral exit at different steps
 TAUS = dict(norm=0.3, norm_rel=0.1, kl=1e-3, accel=0.1, accel_hat=0.82, accel_rel=0.05)
@@ -63,7 +63,7 @@ def test_signal_is_its_formula(name):
     rule = make_exit(name, 1.0)
     at_step_1, memo = rule.signal(x0, x1, None, read)
     at_step_2, _ = rule.signal(x1, x2, memo, read)
-    assert (at_step_1 is None) == name.startswith('accel')          # Eq. 5 needs two updates
+    assert at_step_1.isnan().all() == name.startswith('accel')      # Eq. 5 needs two updates
     for b in range(2):
         for t in range(5):
             value = signal_by_formula(name, x0[b, t], x1[b, t], x2[b, t], read)
@@ -78,31 +78,35 @@ def test_make_exit():
     rule = make_exit('accel')
     assert (rule.name, rule.tau, rule.hits, rule.keep) == ('accel', 1e-2, 2, False)
     assert not rule.wake
-    rule = make_exit('norm', 3, hits=2, wake=True)
-    assert (rule.tau, rule.hits, rule.keep, rule.wake) == (3.0, 2, True, True)
+    rule = make_exit('norm', 3, wake=True)
+    assert (rule.tau, rule.hits, rule.keep, rule.wake) == (3.0, 1, True, True)
     for bad in (('acel',), ('nowhere:norm',), ('math:norm',), ('zoo.huginn:nothing',),
                 ('accel', -1e-3), ('accel', math.nan)):
         with pytest.raises(ValueError):
             make_exit(*bad)
 
 
-def test_stored_tau(tmp_path):
-    """The first file that has a row of this rule and cache."""
-    new, old = tmp_path / 'new', tmp_path / 'old'
-    for folder, rows in ((new, [('norm', 'exact', 1.0)]),
-                         (old, [('norm', 'exact', 2.0), ('norm', 'latest', 3.0)])):
-        folder.mkdir()
-        rows = [dict(zip(('rule', 'cache', 'tau'), row)) for row in rows]
-        (folder / 'exits.json').write_text(json.dumps(dict(exits=rows)))
-    folders = tmp_path / 'none', new, old
-    assert stored_tau(folders, 'norm', 'exact') == 1
-    assert stored_tau(folders, 'norm', 'latest') == 3
-    assert stored_tau(folders, 'norm', 4) is None
-    assert stored_tau(folders, 'kl', 'exact') is None
-    for damaged in ('{"exits": [', '[]', '{}', '{"exits": [{"rule": "norm", "cache": "exact"}]}'):
-        (new / 'exits.json').write_text(damaged)
-        with pytest.raises(ValueError, match='exits.json'):
-            stored_tau(folders, 'norm', 'exact')
+def test_choose():
+    """Given, a wave's own, the first row of this rule and cache, the rule's own."""
+    rows = [dict(rule=rule, cache=cache, tau=tau) for rule, cache, tau in (
+        ('norm', 'exact', 1.0), ('norm', 'exact', 2.0), ('norm', 'latest', 3.0),
+        ('norm_rel', 'latest', 4.0), ('kl', 'latest', 5.0))]
+    for expected, how in (
+            (None, {}), (('norm', 9, 'exact'), dict(rule='norm', tau=9)),
+            (('norm', 1, 'exact'), dict(rule='norm')),
+            (('norm', 3, 'latest'), dict(rule='norm', cache='latest')),
+            (('norm', 0.01, 4), dict(rule='norm', cache=4)),
+            (('norm', 7, 'exact'), dict(rule=make_exit('norm', 7))),
+            (('norm_rel', 0.003, 'latest'), dict(decoder=Wave())),
+            (('norm_rel', 0.5, 'latest'), dict(decoder=Wave(), tau=0.5)),
+            (('norm_rel', 4, 'latest'), dict(rule='norm_rel', cache='latest')),
+            (('kl', 5, 'latest'), dict(rule='kl', decoder=Wave()))):
+        rule, cache, _ = choose(**how, rows=rows)
+        assert (rule and (rule.name, rule.tau, cache)) == expected
+    for bad in (dict(rule='acel'), dict(tau=1), dict(wake=True), dict(rule=make_exit('kl'), tau=1),
+                dict(decoder=Wave(), cache='exact')):
+        with pytest.raises(ValueError):
+            choose(**bad)
 
 
 # many tokens at once -----------------------------------------------------------------------------
@@ -136,8 +140,8 @@ def four(x):
 
 @pytest.mark.parametrize('rule', [
     *(make_exit(name, tau) for name, tau in TAUS.items()), make_exit('accel', 0),
-    make_exit('accel', 2.0), make_exit('accel', math.inf), make_exit('accel', 0.1, hits=1),
-    replace(make_exit('norm', 0.3, hits=3), keep=False), make_exit('kl', 1e-3, hits=2)],
+    make_exit('accel', 2.0), make_exit('accel', math.inf), replace(make_exit('accel', 0.1), hits=1),
+    replace(make_exit('norm', 0.3), hits=3, keep=False), replace(make_exit('kl', 1e-3), hits=2)],
     ids=lambda rule: f'{rule.name}-{rule.tau:g}-{rule.hits}')
 def test_many_tokens_at_once_are_each_token_alone(rule):
     f, x0 = spiral(B=3, T=4)
@@ -183,7 +187,8 @@ def test_a_memo_may_hold_the_states_themselves(memo):
 
     def far(x0, x1, before, read):
         now = dict(x0=x0, x1=x1)[memo]
-        return None if before is None else (x1 - before).norm(dim=-1), now
+        unknown = torch.full(x1.shape[:-1], math.nan)
+        return unknown if before is None else (x1 - before).norm(dim=-1), now
 
     rule = Exit(far, tau=0.5, keep=memo == 'x0')
     start = x0.clone()
@@ -197,21 +202,42 @@ def test_a_memo_may_hold_the_states_themselves(memo):
     assert len(evals.unique()) > 1
 
 
-@pytest.mark.parametrize('B', [1, 2])
-def test_a_nan_is_no_signal(B):
+@pytest.mark.parametrize('rule', [
+    make_exit('norm', 0.1), make_exit('accel', 0.1), make_exit('random', 0),
+    Exit(lambda x0, x1, memo, logits_of: (x1[..., 0] * 0 + 1, None), hits=1)],
+    ids=['norm', 'accel', 'random', 'a signal that hides it'])
+@pytest.mark.parametrize('broken', [math.nan, math.inf])
+def test_a_broken_model_is_an_error(rule, broken):
+    """In the steps after it breaks if the signal shows it, otherwise at the end."""
+    steps = []
+
     def step(x, k):
+        steps.append(k)
         x = x + 1
         if k == 3:
-            x[-1, -1] = math.nan
+            x[-1, -1] = broken
         return x
 
-    with pytest.raises(ValueError, match="'norm' met a NaN"):
-        loop(step, torch.zeros(B, 2, 2), 9, make_exit('norm', 0.1))
+    with pytest.raises(ValueError, match='a state is NaN or infinite'):
+        loop(step, torch.zeros(2, 2, 2), 9, rule)
+    assert len(steps) <= (5 if rule.name in ('norm', 'accel') else 9)
+
+
+@pytest.mark.parametrize('signal, message', [
+    (lambda x0, x1, memo, logits_of: (torch.tensor(0.0), None), 'one value for each token'),
+    (lambda x0, x1, memo, logits_of: (x1, None), 'one value for each token'),
+    (lambda x0, x1, memo, logits_of: x1[..., 0], 'a pair'),
+    (lambda x0, x1, memo, logits_of: (x1[..., 0] * math.nan, None), 'still NaN')])
+def test_a_wrong_signal_is_named(signal, message):
+    rule = Exit(signal, name='mine')
+    with pytest.raises(ValueError, match=message) as error:
+        loop(lambda x, k: x + 1, torch.zeros(1, 3, 2), 9, rule)
+    assert "'mine'" in str(error.value)
 
 
 def test_random_exits_after_one_over_tau_steps_on_average():
     torch.manual_seed(0)
     for tau in (0.5, 0.1):
-        _, steps, _ = exits.loop(lambda x, k, at: x + 1, torch.zeros(1, 4000, 1), 200,
+        _, steps, _ = exits.loop(lambda x, k, at: x[at] + 1, torch.zeros(1, 4000, 1), 200,
                                  make_exit('random', tau))
         assert abs(steps.mean() * tau - 1) < 0.06

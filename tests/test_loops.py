@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from cache import Span
+from exits import make_exit
 from loops import Plan, RMSNorm, TrainingNoise, fixed_noise, sample_n_loop
 
 CLOSE = dict(rtol=1e-4, atol=1e-4)
@@ -56,10 +57,23 @@ def test_the_trace_is_the_states_that_the_steps_went_through(tiny, idx):
         torch.testing.assert_close(group.init_state(e), states[0])
         for k in range(1, n + 1):
             torch.testing.assert_close(group.step(states[k - 1], e), states[k])
-    # in training with their gradients
-    model.train()(idx, n_loop=4, trace=trace)
-    gradient, = torch.autograd.grad(trace[2]['states'][3].sum(), model.groups[0].norm.weight)
-    assert trace[2]['states'].shape == (5, 3, 16, 16) and gradient.abs().max() > 0
+        assert not any(entry[name].requires_grad for name in ('states', 'x', 'e'))
+
+
+@torch.no_grad()
+def test_the_states_of_a_run_with_a_rule_are_recorded_if_asked_for(tiny, idx):
+    """A sleeping token's state repeats; the states after its steps are those of fixed loops."""
+    model, plain, trace = tiny(window=3, pos='rotary', n_layer=3, groups=[[1]]), [], []
+    rule = make_exit('norm', 0.5, wake=True)
+    logits, _ = model(idx, n_loop=14, exit=rule, trace=plain)
+    again, _ = model(idx, n_loop=14, exit=rule, trace=trace, keep_states=True)
+    states = trace[0]['states'].flatten(1, 2)                                   # (K+1, B T, C)
+    assert plain[0]['states'] is None and torch.equal(again, logits)
+    assert torch.equal(states[-1], trace[0]['x'].flatten(0, 1))
+    for k, awake in enumerate(trace[0]['awake'], start=1):
+        moved = (states[k] != states[k - 1]).any(-1).nonzero().flatten().tolist()
+        assert set(moved) <= set(awake.tolist())
+    assert len(trace[0]['awake'][-1]) < 48 and len(states) == len(trace[0]['awake']) + 1
 
 
 def test_a_damped_step_goes_a_part_of_the_way(tiny, idx):

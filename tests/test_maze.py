@@ -6,11 +6,14 @@ import pytest
 import torch
 from conftest import ROOT
 
+import decode
 import tasks
+from cache import make_cache
 from exits import make_exit
+from loops import Plan
 from model import GPT
 from tasks import NOT_ASKED
-from zoo.maze import DIRECTIONS, GOAL, Maze, MazeConfig, RoomAttention
+from zoo.maze import DIRECTIONS, GOAL, Maze, MazeConfig
 
 
 @pytest.fixture
@@ -120,17 +123,17 @@ def test_attention_is_a_softmax_over_the_rooms_next_door(model):
 
 
 @pytest.mark.parametrize('name, damping', [('accel', 0.0), ('norm_rel', 0.0), ('norm_rel', 0.3)])
-def test_computing_the_rooms_that_are_awake_changes_nothing(model, name, damping, monkeypatch):
+def test_computing_the_rooms_that_are_awake_changes_nothing(model, name, damping):
     _, x, *_ = some(rows=3)
     model.groups[0].damping = damping
     idx = torch.from_numpy(x)
     rule = make_exit(name, 0.1 if damping else 0.3, wake=True)
-    alone, whole = [], []
-    logits, _ = model(idx, exit=rule, n_loop=60, trace=alone)
-    monkeypatch.setattr(RoomAttention, 'reads_few', lambda *_: False)
-    expected, _ = model(idx, exit=rule, n_loop=60, trace=whole)
-    assert torch.equal(alone[0]['evals'], whole[0]['evals'])
-    assert alone[0]['evals'].float().std() > 0, 'some rooms should sleep'
+    logits, _, alone = decode.read(model, idx, Plan([60], rule))
+    # with a cache that is given, all are computed
+    cache = make_cache(model, [60], 'latest')
+    expected, _, whole = decode.read(model, idx, Plan([60], rule, cache=cache))
+    assert torch.equal(alone, whole)
+    assert alone.float().std() > 0, 'some rooms should sleep'
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 

@@ -15,13 +15,16 @@ from conftest import ROOT, finished, refused
 
 import page
 import tasks
-from common.checkpoint import load_checkpoint
+from cache import Span
+from common.checkpoint import checkpoint_of, load_checkpoint, save_checkpoint
 from exits import make_exit
+from loops import Plan
 from model import GPT, GPTConfig
 from tasks import NOT_ASKED
+from zoo.sudoku import DIGITS, GIVEN, YES, Sudoku, SudokuConfig, side_of
 
 CHROMIUM = shutil.which('chromium') or shutil.which('chromium-browser') or shutil.which('chrome')
-KEYS = dict(ArrowLeft=37, ArrowUp=38, ArrowRight=39, ArrowDown=40, Enter=13, Home=36)
+KEYS = dict(ArrowLeft=37, ArrowUp=38, ArrowRight=39, ArrowDown=40, Enter=13, Home=36, Backspace=8)
 SHIFT = 8
 NASTY = '<script>alert(1)</script>&amp; "q" \'s\'\t\n\x07\x7f{{RECORD}} \u05d0\u05d1 $&'
 NEAR = dict(atol=1e-4, rtol=0)
@@ -29,16 +32,17 @@ NEAR = dict(atol=1e-4, rtol=0)
 
 @pytest.fixture(scope='module')
 def pages(tmp_path_factory):
-    """{name: the page of a model that we ship}; the text has nasty characters in it."""
+    """{name: the page of a model that we ship}; the one of boards has random weights"""
     folder = tmp_path_factory.mktemp('pages')
-    nasty = folder / 'nasty.txt'
-    nasty.write_text(NASTY, encoding='utf-8')
+    save_checkpoint(checkpoint_of(random_sudoku(), dict(dataset='sudoku', block_size=216),
+                                  tasks.Problems('sudoku').tokenizer, ''), f'{folder}/ckpt.pt')
+    finished(f'--out_dir={folder}', f'--path={folder}/sudoku.html', '--length=216', '--tau=0.3',
+             script='page/__main__.py')
     for name, flags in dict(calc=['--dataset=calc:reset=0.01', '--tau=1'],
-                            text=[f'--start=FILE:{nasty}', '--tau=0.1'],
                             maze=['--tau=0.14', '--length=100']).items():
         finished(f'--out_dir={ROOT}/pretrained/{name}', f'--path={folder}/{name}.html', *flags,
                  script='page/__main__.py')
-    return {name: folder / f'{name}.html' for name in ('calc', 'text', 'maze')}
+    return {name: folder / f'{name}.html' for name in ('calc', 'maze', 'sudoku')}
 
 
 class Browser:
@@ -104,7 +108,7 @@ class Browser:
     def press(self, key, modifiers=0):
         for kind in ('keyDown', 'keyUp'):
             self.call('Input.dispatchKeyEvent', type=kind, key=key, code=key, modifiers=modifiers,
-                      windowsVirtualKeyCode=KEYS[key])
+                      windowsVirtualKeyCode=KEYS.get(key, 0))
         return self.value('drawn.then(() => 1)')
 
     def click(self, x, y):
@@ -127,11 +131,11 @@ def browser(tmp_path_factory):
     browser.process.wait(60)
 
 
-# of the pass that is shown: how often each group has computed each token, the last states, answers
+# of the pass that is shown: how often each token was computed, the last states, and the answers
 RESULT = """({
-    evals: M.groups.map(i => pass.tokens.map(token => computed(token, i))),
-    states: M.groups.map(i => pass.tokens.map(({cells}) => [...cells[i].frames.at(-1).x])),
-    answers: pass.tokens.map((_, t) => seen(t).best)})"""
+    evals: pass.ids.map((_, t) => computed(t)),
+    states: pass.ids.map((_, t) => [...row(pass.state.X, t)]),
+    answers: pass.labels.map((_, place) => seen(place).best)})"""
 
 # a narrow window needs no scrolling sideways, and shows the picture without scrolling down
 FITS = """document.documentElement.scrollWidth <= innerWidth &&
@@ -143,8 +147,36 @@ def record_of(path):
     return json.loads(text.split('id="record">')[1].split('</script>')[0])
 
 
+def filled(record, path, words=''):
+    """A page with this record."""
+    text = page.fill(record, **dict.fromkeys(('TITLE', 'ABOUT', 'RESULTS', 'MODEL'), words))
+    path.write_text(text, encoding='utf-8')
+    return path
+
+
 def shipped(name, length=None):
     return load_checkpoint(f'{ROOT}/pretrained/{name}', length=length)[0]
+
+
+@torch.no_grad()
+def halves(model):
+    """A model in evaluation, with weights as a page stores them."""
+    for parameter in model.parameters():
+        parameter.copy_(parameter.half())
+    return model.eval()
+
+
+def random_sudoku():
+    torch.manual_seed(0)
+    return halves(Sudoku(SudokuConfig(block_size=216, vocab_size=5, n_layer=2, n_head=4, n_embd=32,
+                                      groups=[[0]])))
+
+
+def board_of(x):
+    """The candidates of a board (T,) as the page writes it."""
+    n = side_of(len(x))
+    return ''.join(DIGITS[(cell == GIVEN).argmax()] if (cell == GIVEN).any() else '.'
+                   for cell in x.reshape(n * n, n))
 
 
 def letters_of(maze):
@@ -154,48 +186,80 @@ def letters_of(maze):
 
 # the same numbers as in Python --------------------------------------------------------------------
 
-@pytest.mark.parametrize('name, T, n_loop', [('calc', 40, 60), ('text', 20, 12), ('maze', 36, 70)])
+@pytest.mark.parametrize('name, T, n_loop', [('calc', 40, 60), ('maze', 36, 70), ('small', 12, 60),
+                                             ('sudoku', 216, 60)])
 @torch.no_grad()
 def test_the_page_computes_what_the_model_computes(browser, pages, name, T, n_loop):
     """Fixed loops and every rule, for good and with sleep: loop steps, last states and logits."""
-    model = shipped(name, length=36 if name == 'maze' else None)
-    browser.open(pages[name])
+    path = pages.get(name)
     rng = np.random.default_rng(0)
+    if name == 'small':         # what no model that ships has: learned positions, several layers
+        model = halves(GPT(GPTConfig(block_size=12, vocab_size=13, n_layer=5, n_embd=32, n_head=2,
+                                     groups=[[2, 3]], damping=0.2)))
+        record = record_of(pages['calc'])
+        record |= dict(most=T, model=page.as_json(model), start='=1', labels={})
+        path = filled(record, pages['calc'].with_name('small.html'))
+    elif name == 'sudoku':
+        model = random_sudoku()
+    else:
+        model = shipped(name, length=36 if name == 'maze' else None)
+    browser.open(path)
     x = rng.integers(model.config.vocab_size, size=T)
     if name == 'maze':
         x = tasks.Problems('maze').make(rng, 1, T)[0][0]
         browser.value(f'take({json.dumps(letters_of(x))})')
+    if name == 'sudoku':
+        x = tasks.Problems('sudoku').make(rng, 1, T)[0][0]
+        browser.value(f'take("{board_of(x)}")')
+        assert browser.value('pass.ids') == x.tolist()
+    first = torch.tensor(browser.value(f'[...noise({T}, 3)]')).view(1, T, -1)
     rules = [None]
     for rule, thresholds in dict(norm=(.3, 1), norm_rel=(.03, .1), kl=(1e-3, 1e-2),
                                  accel=(.3, 1)).items():
         rules += [make_exit(rule, tau, wake=tau == thresholds[1]) for tau in thresholds]
     numbers = set()
     for rule in rules:
-        trace = []
-        logits, _ = model(torch.from_numpy(x)[None], n_loop=n_loop, exit=rule, trace=trace)
+        plan = Plan([n_loop], rule, span=Span(0, T), warm=[first])
+        hidden, (group,) = model.hidden(torch.from_numpy(x)[None], plan)
+        logits = model.lm_head(hidden)[0]
         known = rule or make_exit('norm', 0)            # no signal lies below 0
         plan = dict(rule=dict(signal=known.name, tau=known.tau, hits=known.hits, keep=known.keep),
                     loops=n_loop, wake=known.wake)
         found = browser.value(f"""{{
-            const tokens = {x.tolist()}.map(id => ({{id, cells: []}}));
-            for (const work = read(tokens, 0, {json.dumps(plan)}); !work.next().done;);
-            pass = {{...pass, tokens}};
-            return {{...{RESULT}, logits: tokens.map(({{cells}}) =>
-                [...cells[M.groups.at(-1)].answers.at(-1).logits])}};
+            const ids = {x.tolist()};
+            const labels = ids.map(() => ({{right: [], depth: -1}}));
+            const plan = {json.dumps(plan)};
+            const state = first_state(ids, 3);
+            pass = {{ids, labels, plan, state, steps: [{{awake: []}}]}};
+            while (!is_done()) advance();
+            shown = n_steps();
+            return {{...{RESULT}, logits: [...state.logits]}};
         }}""")
-        assert found['evals'] == [group['evals'][0].tolist() for group in trace], rule
-        np.testing.assert_allclose(found['logits'], logits[0], err_msg=str(rule), **NEAR)
-        if rule is None:
-            states = [group['states'][-1, 0] for group in trace]
-            np.testing.assert_allclose(found['states'], torch.stack(states), **NEAR)
-        numbers.update(sum(found['evals'], []))
+        assert found['evals'] == group['evals'][0].tolist(), rule
+        answers = logits[:, record_of(path)['first_answer']:]
+        np.testing.assert_allclose(np.reshape(found['logits'], answers.shape), answers,
+                                   err_msg=str(rule), **NEAR)
+        np.testing.assert_allclose(found['states'], group['x'][0], **NEAR)
+        numbers.update(found['evals'])
     assert len(numbers) > 5, 'tokens should exit at different steps'
+
+
+def test_the_noise_of_the_page(browser, pages):
+    """Normal, with a variance of 2/5, and cut; another seed gives other noise."""
+    browser.open(pages['calc'])
+    one, again, other = np.array(browser.value('[1, 1, 2].map(seed => [...noise(300, seed)])'))
+    for x in one, other:
+        assert abs(x.mean()) < 0.02 and abs(x.var() - 0.389) < 0.02
+        assert abs(x).max() < 3 * 0.4 ** 0.5
+        assert 0.66 < (abs(x) < 0.4 ** 0.5).mean() < 0.71
+    assert (one == again).all() and abs(np.corrcoef(one, other)[0, 1]) < 0.03
+    assert abs(np.corrcoef(one[1:], one[:-1])[0, 1]) < 0.03
 
 
 def test_mazes_in_which_the_goal_moves_and_a_wall_opens(browser, pages):
     """By clicks and by keys: some rooms wake, and the arrows lead to the new goal."""
-    counts = """[pass.tokens.filter(token => computed(token, M.groups[0])).length,
-        pass.tokens.filter((_, t) => seen(t).is_wrong).length]"""
+    counts = """[pass.ids.filter((_, t) => computed(t)).length,
+        pass.ids.filter((_, t) => seen(t).is_wrong).length]"""
     browser.open(pages['maze'])
     words = browser.value('drawn.then(() => pass.ids)')
     assert browser.value(counts) == [100, 0]
@@ -230,7 +294,7 @@ def test_mazes_in_which_the_goal_moves_and_a_wall_opens(browser, pages):
 
     # a goal that moves and comes back while the page is paused: who was at work works on
     at_work, shown, n_wrong = browser.value('''{
-        const at_work = () => pass.tokens.filter((_, t) => seen(t).is_awake).length;
+        const at_work = () => pass.ids.filter((_, t) => seen(t).is_awake).length;
         take(R.start);
         step();
         const {goal} = maze;
@@ -240,32 +304,22 @@ def test_mazes_in_which_the_goal_moves_and_a_wall_opens(browser, pages):
         const counts = [after_one, at_work()];
         const paused = shown;
         await finish();
-        return [counts, paused, pass.tokens.filter((_, t) => seen(t).is_wrong).length];
+        return [counts, paused, pass.ids.filter((_, t) => seen(t).is_wrong).length];
     }''')
     assert min(at_work) > 90 and (shown, n_wrong) == (1, 0)
 
 
 def test_the_page_knows_the_right_answers(browser, pages):
-    """Those of calc and of mazes; mazes that it makes are mazes."""
     known = 'pass.labels.map(({right, depth}) => [right, depth])'
     browser.open(pages['calc'])
-    problems = tasks.Problems('calc')
-    for seed, T in (7, 48), (8, 11):
-        x, y, depth = (row[0].tolist() for row in problems.make(np.random.default_rng(seed), 1, T))
-        browser.value(f'(take({json.dumps(problems.encoding.decode(x))}), 1)')
-        assert browser.value('pass.ids') == x
+    problems = tasks.Problems('calc:reset=0.01')
+    for seed in 4, 5:                                   # the first problem, and a new one
+        x, y, depth = (row[0].tolist() for row in problems.make(np.random.default_rng(seed), 1, 48))
+        assert browser.value('drawn.then(() => pass.ids)') == x
         assert browser.value(known) == [[[right], n] for right, n in zip(y, depth)]
-
-    # of another task those of its first problem, as far as there are any
-    record = record_of(pages['calc'])
-    x = record['first']['ids']
-    record |= dict(p=None, first=dict(ids=x, right=[2] + [-100] * 47, depth=[1] + [0] * 47))
-    other = pages['calc'].with_name('other.html')
-    other.write_text(page.fill(record, TITLE='', ABOUT='', RESULTS='', MODEL=''), encoding='utf-8')
-    browser.open(other)
-    browser.value('drawn')
-    assert browser.value(known)[:2] == [[[2], 1], [[], -1]]
-    assert 'of 1 answer right' in browser.value("$('summary').textContent")
+        browser.value("$('new').click()")
+    browser.value("take('=3 +4')")
+    assert browser.value(known) == [[[], -1], [[], -1]]
 
     browser.open(pages['maze'], width=360)
     assert browser.value(FITS)
@@ -273,24 +327,33 @@ def test_the_page_knows_the_right_answers(browser, pages):
     for seed in range(3):
         x, y, depth = (row[0] for row in problems.make(np.random.default_rng(seed), 1, 36))
         browser.value(f'(take({json.dumps(letters_of(x))}), 1)')
-        assert browser.value(known) == [[[right] if right != NOT_ASKED else [], n]
+        assert browser.value(known) == [[[right - 32] if right != NOT_ASKED else [], n]
                                         for right, n in zip(y.tolist(), depth.tolist())]
-    for kind in ('long', 'bushy'):
-        words = browser.value(f"""{{
-            $('kind').value = '{kind}';
-            $('side').value = 30;
-            take(another());
-            return pass.ids;
+
+
+def test_the_page_finds_the_solutions_of_boards(browser, pages):
+    browser.open(pages['sudoku'])
+    for T, dataset in (64, 'sudoku'), (216, 'sudoku'), (729, 'sudoku'), (4096, 'sudoku'):
+        x, y, _ = (row[0] for row in tasks.Problems(dataset).make(np.random.default_rng(1), 1, T))
+        n = side_of(T)
+        found = browser.value(f"""{{
+            take('{board_of(x)}');
+            const open = board.clues.indexOf(0);
+            const {{right}} = pass.labels[open];
+            const wrong = board.clues.with(open, (right[0] + 1) % board.n + 1);
+            return [pass.labels.map(({{right}}) => right), $('notice').textContent,
+                solutions_of({{n: board.n, clues: wrong}}).length,
+                solutions_of({{n: board.n, clues: Array(board.n ** 2).fill(0)}}).length];
         }}""")
-        _, y = problems.solve(problems.encoding.decode(words))
-        assert len(words) == 900 and (y != NOT_ASKED).sum() == 899
+        labels = [np.flatnonzero(cell == YES).tolist() for cell in y.reshape(n * n, n)]
+        assert found == [labels, '', 0, 2]
 
 
 # what a reader does -------------------------------------------------------------------------------
 
 def test_a_problem_is_played_and_typed(browser, pages):
     browser.open(pages['calc'], motion='no-preference')
-    assert browser.value('[player !== null, pass.done]') == [True, False]       # it plays by itself
+    assert browser.value('[player !== null, is_done()]') == [True, False]   # it plays by itself
     browser.value('drawn')
     assert browser.value('[player, at_end()]') == [None, True]
 
@@ -315,21 +378,15 @@ def test_a_problem_is_played_and_typed(browser, pages):
     x, y, depth = (row[0] for row in problems.make(np.random.default_rng(2), 1, 192))
     browser.value("($('text').focus(), $('text').select())")
     browser.type(problems.encoding.decode(x))
-    trace = []
-    with torch.no_grad():
-        shipped('calc', length=192)(torch.from_numpy(x)[None], n_loop=484,
-                                    exit=make_exit('accel', 1, wake=True), trace=trace)
     found = browser.value(RESULT)
     assert found['answers'] == y.tolist() and depth.max() > 100
-    assert found['evals'][0] == trace[0]['evals'][0].tolist()
-    assert '192 of 192 answers right' in browser.value("$('summary').textContent")
 
     # more words leave the states before them as they were; an unknown one is named
     browser.value("$('text').setSelectionRange(1e6, 1e6)")
     browser.type(' foo +1 *2 +0')
     longer = browser.value(RESULT)
     assert longer['answers'][192:] == [(y[-1] + 1) % 5, (y[-1] + 1) * 2 % 5]
-    assert longer['evals'][0][:192] == found['evals'][0]
+    assert longer['evals'][:192] == found['evals']
     assert 'foo, +0' in browser.value("$('notice').textContent")
 
     # it is read when the typing has paused
@@ -341,8 +398,9 @@ def test_a_problem_is_played_and_typed(browser, pages):
     browser.type(' +1')
     assert browser.value('pass.ids.length') == 196
 
-    # stopped for good, most are wrong; the address says so
+    # a new problem: stopped for good, many are wrong; the address says so
     address = browser.value("""{
+        $('new').click();
         $('wake').value = '0';
         $('wake').dispatchEvent(new Event('input'));
         $('play').click();              // pause, and to the end
@@ -351,13 +409,22 @@ def test_a_problem_is_played_and_typed(browser, pages):
         return location.hash;
     }""")
     wrong = browser.value("document.querySelectorAll('#tiles .wrong').length")
-    assert wrong > 50 and 'wake=0' in address and 'foo' in address
+    assert wrong > 10 and 'wake=0' in address
     text = browser.value('text')
     browser.open(pages['calc'], width=360, address=address)
     browser.value('drawn')
     assert browser.value(FITS)
     assert browser.value("document.querySelectorAll('#tiles .wrong').length") == wrong
     assert browser.value('text') == text
+
+    # other noise, and no answer changes
+    browser.open(pages['calc'])
+    before, after = (browser.value(f"""{{
+        {click}
+        await drawn;
+        return {RESULT};
+    }}""") for click in ('', "$('over').click();"))
+    assert before['answers'] == after['answers'] and before['states'] != after['states']
 
     # keys choose a tile
     browser.value("$('tiles').children[chosen].focus()")
@@ -370,63 +437,65 @@ def test_a_problem_is_played_and_typed(browser, pages):
     assert browser.value("[get('rule'), get('wake'), seen(1).best]") == ['accel', '1', 4]
 
 
-def test_a_text_is_typed_and_written_on(browser, pages):
-    browser.open(pages['text'], width=360, motion='no-preference')
-    assert browser.value('text') == NASTY
-    # it can be written on while it is played
-    assert browser.value('''{
-        $('write').click();
-        while (!pass.done) await pause(10);
-        $('write').click();
-        await drawn;
-        return [player, writer, text.startsWith(R.start)];
-    }''') == [None, None, True]
-    browser.value("($('text').focus(), $('text').select())")
-    browser.type('caf\u00e9 \u05d0 in a')
-    ids = list('caf\u00e9 \u05d0 in a'.encode())
-    assert browser.value('pass.ids') == ids
+def test_boards_are_typed_and_clues_change(browser, pages):
+    browser.open(pages['sudoku'], width=390)
+    state = "[text, $('notice').textContent, n_steps()]"
+    before, notice, n_steps = browser.value(f'drawn.then(() => {state})')
+    assert notice == '' and n_steps > 1 and browser.value(FITS)
 
-    # a letter that is typed while the model writes stays where it is typed, and stops the writing
-    browser.value("""{
-        $('text').setSelectionRange(2, 2);
-        $('write').click();
-        while (pass.ids.length < 30 && writer) await pause(10);
-    }""")
-    browser.type('!')
-    assert browser.value("[writer, $('text').value.slice(0, 7)]") == [None, 'ca!f\u00e9 \u05d0']
+    # what is no board is said in one line, and the board stays
+    for text, words in (('12', 'A board has 16, 36, 81, 144 or 256 cells, and not 2.'),
+                        ('5' + 15 * '.', '"5" is no digit of this board'),
+                        ('1..1' + 12 * '.', 'The clue 1 stands twice in a row'),
+                        ('1...1' + 11 * '.', 'The clue 1 stands twice in a column'),
+                        ('1....1' + 10 * '.', 'The clue 1 stands twice in a box')):
+        browser.value("($('text').focus(), $('text').select())")
+        browser.type(text)
+        found, notice, steps = browser.value(state)
+        assert (found, steps) == (before, n_steps) and notice.startswith(words)
 
-    assert browser.value(FITS)
+    # in lines and with blanks; it has two solutions, or none
+    for text, words in (('12.. 34..\n0000\n....', 'This board has several solutions.'),
+                        ('123.\n...4\n....\n....', 'This board has no solution.')):
+        browser.value("($('text').focus(), $('text').select())")
+        browser.type(text)
+        assert browser.value("[board.n, $('notice').textContent]") == [4, words]
+        assert browser.value("pass.labels.some(({right}) => right.length)") is False
 
-    # what has been kept is what reading anew gives
-    kept = browser.value(RESULT)
-    assert browser.value(f'{{ take(text); await finish(); return {RESULT}; }}') == kept
-
-    # a letter of two bytes is written; the end of the text and a full text stop the writing
-    assert browser.value("""{
-        const drawn = [...new TextEncoder().encode('\\u00e9'), END];
-        drawn_token = () => drawn.shift();
-        take('caf');
-        await write();
-        const ended = [text, $('notice').textContent];
-        drawn_token = () => 120;
-        take('x'.repeat(R.most - 2));
-        await write();
-        return [...ended, text.length, $('write').textContent];
-    }""") == ['caf\u00e9', 'The model has ended its text.', 1000, 'write on']
+    # a clue by a key, by a button, and one that breaks the rules
+    browser.value("(take(R.start), $('text').blur(), finish())")
+    clues = browser.value('board.clues')
+    cell = clues.index(0)
+    right = browser.value(f'pass.labels[{cell}].right[0] + 1')
+    browser.value(f'(canvas.focus(), chosen = {cell})')
+    browser.press(str(right))
+    assert browser.value('board.clues') == clues[:cell] + [right] + clues[cell + 1:]
+    assert browser.value("[$('text').value === text, $('notice').textContent]") == [True, '']
+    assert 0 < browser.value('pass.ids.filter((_, t) => computed(t)).length')
+    assert 'Your change woke' in browser.value("$('summary').textContent")
+    given = next(i for i in range(6) if clues[i])
+    browser.value(f'(chosen = {next(i for i in range(6) if not clues[i])}, 1)')
+    before = browser.value('text')
+    browser.value(f"$('pad').children[{clues[given] - 1}].click()")
+    assert browser.value('text') == before
+    assert 'stands twice' in browser.value("$('notice').textContent")
+    browser.value(f'(chosen = {cell}, 1)')
+    browser.press('Backspace')
+    assert browser.value('board.clues') == clues
 
 
 # the file -----------------------------------------------------------------------------------------
 
 def test_the_page_needs_no_network_and_no_text_is_code(pages):
-    text = pages['text'].read_text(encoding='utf-8')
-    assert text.count('<script') == 5 and text.count('</script>') == 5
-    assert record_of(pages['text'])['start'] == NASTY
-    filled = page.fill(dict(kind='text', start=NASTY), TITLE=NASTY, ABOUT=NASTY, RESULTS=NASTY,
-                       MODEL=NASTY)
-    assert filled.count('<script') == 5
+    text = pages['calc'].read_text(encoding='utf-8')
+    nasty = pages['calc'].with_name('nasty.html')
+    filled(dict(kind='strip', start=NASTY), nasty, NASTY)
+    assert record_of(nasty)['start'] == NASTY
+    for words in text, nasty.read_text(encoding='utf-8'):
+        assert words.count('<script') == 5 and words.count('</script>') == 5
     assert "default-src 'none'" in text
     addresses = set(re.findall(r'\b(?:src|href)="([^"]*)', text))
-    results = os.path.relpath(f'{ROOT}/results/text.md', pages['text'].parent)
+    results = os.path.relpath(f'{ROOT}/results/depth.md', pages['calc'].parent)
     assert addresses == {'data:,', 'https://arxiv.org/abs/2509.23314', results}
 
 
@@ -439,17 +508,18 @@ def test_the_first_problem(tmp_path, monkeypatch):
         return record_of(tmp_path / 'own.html')
     x, y, depth = tasks.Problems('calc:reset=0.01').make(np.random.default_rng(1), 1, 100)
     found = record('--dataset=calc:reset=0.01', '--length=100', '--seed=1', '--n_loop=9', '--tau=2')
-    assert found['first'] == dict(ids=x[0].tolist(), right=y[0].tolist(), depth=depth[0].tolist())
+    text = tasks.Problems('calc').encoding.decode(x[0])
+    assert found['start'] == text == found['problems']['calc:reset=0.01, 100 words'][0]
+    assert found['labels'][text] == dict(right=y[0].tolist(), depth=depth[0].tolist())
     assert (found['loops'], found['rules']['accel']['tau']) == (9, 2)
     found = record('--start==3 +4 *2')
-    assert (found['start'], found['first']['right']) == ('=3 +4 *2', [3, 2, 4])
+    assert (found['start'], found['labels']['=3 +4 *2']['right']) == ('=3 +4 *2', [3, 2, 4])
 
 
 @pytest.mark.parametrize('name, flag', [
-    ('text', '--seed=1'), ('text', '--dataset=calc'), ('text', '--length=9'),
-    ('text', '--n_loop=0'), ('text', '--path=.'), ('calc', '--length=0'),
+    ('text', ''), ('calc', '--n_loop=0'), ('calc', '--path=.'), ('calc', '--length=0'),
     ('calc', '--length=513'), ('calc', '--tau=0'),
-    ('calc', '--dataset=hop'), ('calc', '--start==7'), ('calc', '--start==1 --seed=1'),
+    ('calc', '--dataset=maze'), ('calc', '--start==7'),
     ('maze', '--start=x'), ('maze', '--length=80')])
 def test_bad_input(tmp_path, monkeypatch, name, flag):
     monkeypatch.chdir(tmp_path)
@@ -464,7 +534,8 @@ def test_what_the_page_cannot_run():
     model = GPT(GPTConfig(**shape))
     assert page.as_json(model)['C'] == 8
     for cls, change in ((Mine, {}), (GPT, dict(injection='add')), (GPT, dict(x0='e')),
-                        (GPT, dict(n_embd=208))):
+                        (GPT, dict(n_embd=208)), (GPT, dict(groups=[[0], [1]])),
+                        (GPT, dict(groups=[]))):
         with pytest.raises(ValueError):
             page.as_json(cls(GPTConfig(**shape | change)))
     model.wte.weight.data[3, 3] = 1e9                   # more than float16 can hold

@@ -13,26 +13,25 @@ REFUSED = [
     ('train.py', ['--batch_sise=4']),
     ('train.py', ['--learning_rate=nan']),
     ('train.py', ['--device=tpu']),
-    # numbers that would fail in the middle of a run
-    ('train.py', ['--batch_size=0']),
-    ('train.py', ['--gradient_accumulation_steps=0']),
+    # numbers out of their range
+    ('train.py', ['--overwrite', '--out_dir=out', '--eval_interval=0']),
     ('train.py', ['--max_iters=-5']),
     ('train.py', ['--learning_rate=inf']),
-    ('train.py', ['--overwrite', '--out_dir=out', '--eval_interval=0']),
-    ('train.py', ['--eval_windows=0']),
+    ('train.py', ['--grad_clip=-1']),
     ('train.py', ['--eval_loops=[]']),
-    ('train.py', ['--log_interval=0']),
     # the shape of a model
     ('train.py', ['--block_size=0']),
     ('train.py', ['--groups=[[9]]']),
     ('train.py', ['--eval_loops=[0]']),
     ('train.py', ['--model_class=zoo.ouro:Oro']),
     ('train.py', ['--model_class=os:path']),
+    ('train.py', ['--model_class=zoo.ouro:Ouro', '--groups=all', '--mlp_witdh=8']),
+    ('train.py', ['--norm_eps=0.1']),
     ('model.py', ['--groups=[[1],[1]]']),
     # data
     ('train.py', ['--dataset=boook']),
     ('train.py', ['--dataset=calc:q=3']),
-    ('train.py', ['--dataset=hop:hops=-1']),
+    ('train.py', ['--dataset=calc:p=1']),
     ('train.py', ['--block_size=100000']),
     # the folder of a run, and checkpoints
     ('train.py', ['--out_dir=out']),

@@ -1,12 +1,8 @@
 """What sample.py prints, and what it refuses."""
 import re
 
-import numpy as np
 import pytest
 from conftest import finished, refused
-
-import sample as script
-import tasks
 
 
 @pytest.fixture(autouse=True)
@@ -42,11 +38,13 @@ def test_each_token_on_the_colour_of_its_steps():
 
 @pytest.mark.parametrize('args, label', [
     ('', 'drafts of 1 checked by 4 loops, cache exact'),
-    ('--n_loop=[5,6] --draft_loops=3', 'drafts of 3 checked by 5-6 loops, cache exact'),
+    ('--n_loop=[5,6] --decoder=drafts:loops=3', 'drafts of 3 checked by 5-6 loops, cache exact'),
     ('--n_loop=1', '1 loop, cache exact'), ('--cache=2 --n_loop=3', '3 loops, cache 2'),
-    ('--wave=3', 'a wave of 3, at most 30 loops, norm_rel with tau = 0.003, cache latest'),
-    ('--exit=accel', 'at most 30 loops, accel with tau = 0.01, cache exact'),
-    ('--exit=norm --tau=0.5 --draft_loops=2 --n_loop=9',
+    ('--decoder=wave:width=3',
+     'a wave of 3, at most 30 loops, norm_rel with tau = 0.003 (as in a wave), cache latest'),
+    ('--exit=accel',
+     'at most 30 loops, accel with tau = 0.01 (not measured for this model), cache exact'),
+    ('--exit=norm --tau=0.5 --decoder=drafts:loops=2 --n_loop=9',
      'drafts of 2 checked by at most 9 loops, norm with tau = 0.5, cache exact')])
 def test_how_it_was_written(args, label):
     assert f'\n--- {label}\n' in sample(*args.split())
@@ -54,13 +52,13 @@ def test_how_it_was_written(args, label):
 
 def test_many_samples():
     """Side by side, each has the text of its own seed."""
-    args = '--start=The ', '--draft_loops=0'
+    args = '--start=The ', '--decoder=one_by_one'
     together = sample(*args, '--num_samples=3', '--seed=5')
     assert together.count('\n---') == 3 and together.count('tokens/s') == 1
     for seed in 5, 6, 7:
         alone = sample(*args, f'--seed={seed}')
         assert alone[alone.index('The '):].split('---')[0] in together
-    drafted = sample(*args[:1], '--num_samples=2', '--draft_loops=1')
+    drafted = sample(*args[:1], '--num_samples=2', '--decoder=drafts:loops=1')
     assert drafted.count('tokens/s') == 2
 
 
@@ -117,36 +115,17 @@ def test_a_problem_of_ones_own(solve):
                                          script='sample.py')
 
 
-def test_a_problem_is_wrapped(capsys, monkeypatch):
-    """Below each token stand the loop steps that it was computed for, the mean over groups."""
-    monkeypatch.setenv('COLUMNS', '30')
-    words = tasks.Words('hop')
-    x = np.array([7, 0, 1, 0, 2, 0])                    # p = 2, a b a c a
-    y = np.array([tasks.NOT_ASKED, 4, 4, 1, 4, 2])
-    guesses = np.array([0, 4, 99, 1, 4, 2])     # a padded vocabulary has tokens without a word
-    steps = np.array([4, 3.5, 10, 2, 1.5, 0.5])
-    script.print_problem(words, x, y, guesses, steps)
-    assert capsys.readouterr().out == (
-        'problem     2     a     b\n'
-        'right             -     -\n'
-        'model       a     - !#99!\n'
-        'loops       4   3.5    10\n\n'
-        'problem     a     c     a\n'
-        'right       b     -     c\n'
-        'model       b     -     c\n'
-        'loops       2   1.5   0.5\n\n')
-
-
 # what is refused ----------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('args', [
     '--exit=norm --tau=nan', '--exit=norm --wake', '--wake', '--tau=0', '--cache=foo',
-    '--exit=accel --compile', '--damping=0.1 --exit=norm', '--dataset=calc', '--seed=-1',
+    '--exit=accel --compile', '--decoder=waves', '--decoder=wave:height=1', '--dataset=calc',
+    '--decoder=drafts:loops=1,check=3', '--decoder=drafts:loops=30 --n_loop=8', '--seed=-1',
     '--start=FILE:nowhere.txt', '--num_samples=0', '--max_new_tokens=0', '--top_k=0',
     '--temperature=-1', '--device=tpu', '--out_dir={sums_run}/out --cache=0',
     '--out_dir={sums_run}/out --exit=norm --wake --cache=latest',
     '--out_dir={sums_run}/out --start=hello', '--out_dir={sums_run}/out --start=None',
-    '--out_dir={sums_run}/out --wave=2', '--out_dir={sums_run}/out --draft_loops=1',
+    '--out_dir={sums_run}/out --decoder=wave',
     '--out_dir={sums_run}/out --compile'])
 def test_bad_input(sums_run, args, capsys):
     refused(*args.format(sums_run=sums_run).split(), script='sample.py')

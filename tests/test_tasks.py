@@ -1,77 +1,49 @@
 """Tasks against their oracles and by hand, problems that never change, a new task, bad input."""
-import hashlib
-import sys
+from dataclasses import dataclass
+from typing import Callable
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from conftest import finished, refused
+from conftest import digest, finished, refused
 
 import data
 import tasks
+from common.evaluation import spread
 
 
 def made(text, rows=200, T=24):
     return tasks.Problems(text).make(np.random.default_rng(0), rows, T)
 
 
-@pytest.mark.parametrize('text', [
-    'calc:p=2,reset=1', 'calc:p=11,reset=0.04', 'hop:letters=2,hops=0', 'hop:letters=26,hops=7',
-    'hop:letters=3,hops=30', 'group:name=S5', 'group:reset=0'])
+@pytest.mark.parametrize('text', ['calc:p=2,reset=1', 'calc:p=11,reset=0.04'])
 def test_labels_are_the_oracles(text):
     problems = tasks.Problems(text)
     problems.check_fits(24)
-    x, y, depth = made(text)
-    assert x.shape == y.shape == depth.shape
-    assert x.min() >= 0 and x.max() < problems.vocab_size
+    x, y, _ = made(text)
     assert problems.wrong_rows(x, y) == []
-    # all tokens have a label, except hop's p; only labels have a depth
-    first = int(text[:3] == 'hop')
-    assert ((y != tasks.NOT_ASKED) == (np.arange(24) >= first)).all()
-    assert (depth[y == tasks.NOT_ASKED] == 0).all()
-    # a wrong label is noticed
     y[7, 23] = (y[7, 23] + 1) % problems.vocab_size
     assert problems.wrong_rows(x, y) == [7]
 
 
-# recorded: 50 problems of seed 0, the held-out problems, and the sha256 that a checkpoint stores,
-# with the tokenizer's name
-@pytest.mark.parametrize('text, drawn, held_out, sha256, tokenizer', [
-    ('calc', '49d31bf7e80d', 'f34c6ff5e13e', '566481fb9ce7', 'calc:p=5'),
-    ('hop', '4b8a1e946c7f', '9807c1ab4f86', '2e63756254f6', 'hop:letters=4,hops=4'),
-    ('group', '2220a3966240', '85c357830761', '090d54813219', 'group:name=S3'),
-    ('group:name=S5', '967eb3477bd8', 'ed491e832c57', '07c1a9b79fe4', 'group:name=S5')])
-def test_problems_never_change(text, drawn, held_out, sha256, tokenizer):
-    def digest(arrays):
-        return hashlib.sha256(b''.join(a.astype('<i8').tobytes() for a in arrays)).hexdigest()[:12]
-    problems = tasks.Problems(text)
-    T = 40 if text[:3] == 'hop' else 24
-    assert digest(made(text, rows=50, T=T)) == drawn
-    assert digest(problems.all_held_out(T)) == held_out
-    assert (problems.sha256[:12], problems.tokenizer) == (sha256, tokenizer)
+def test_problems_never_change():
+    """Recorded: 50 problems of seed 0, those held out, and what a checkpoint stores of the task."""
+    problems = tasks.Problems('calc')
+    assert digest(made('calc', rows=50)) == '49d31bf7e80d'
+    assert digest(problems.all_held_out(24)) == 'f34c6ff5e13e'
+    assert problems.sha256[:12] == '566481fb9ce7'
+    assert problems.tokenizer == tasks.Problems('calc:reset=0.1').tokenizer == 'calc:p=5'
 
 
 def test_calc_by_hand():
     """The value so far, and how far back it was set."""
-    problems = tasks.Problems('calc')
-    assert problems.answers('=4 *3 +2 =1 *4'.split()) == ['=4', '=2', '=4', '=1', '=4']
+    assert tasks.Calc().oracle('=4 *3 +2 =1 *4'.split()) == ['=4', '=2', '=4', '=1', '=4']
     x, _, depth = made('calc', rows=1)
     steps = 0
     for token, d in zip(x[0], depth[0]):
-        steps = 0 if problems.encoding.vocabulary[token][0] == '=' else steps + 1
+        steps = 0 if token < 5 else steps + 1
         assert d == steps
-
-
-def test_hop_by_hand():
-    """b a c b a: from the last a back to the a before it, one on to c; c has none before it."""
-    words = list('bacba')
-    assert tasks.Hop().oracle(['0', *words]) == [None, 'b', 'a', 'c', 'b', 'a']
-    assert tasks.Hop().oracle(['1', *words]) == [None, '-', '-', '-', 'a', 'c']
-    assert tasks.Hop().oracle(['2', *words]) == [None, '-', '-', '-', '-', '-']
-    x, y, depth = made('hop', rows=300)
-    # the depth is p where the whole chain exists, and at most p where it breaks
-    p, whole = np.tile(x[:, :1] - 5, (1, 23)), y[:, 1:] != 4
-    assert (depth[:, 1:] <= p).all() and (depth[:, 1:][whole] == p[whole]).all()
 
 
 def test_held_out_problems_are_not_trained_on():
@@ -87,16 +59,16 @@ def test_held_out_problems_are_not_trained_on():
     part = problems.batch(np.random.default_rng(0), 2000, 24, slice(2, 4))
     assert torch.equal(part[0], whole[2:4]) and torch.equal(part[1], labels[2:4])
     # spread evenly, from the first to the last
-    assert problems.spread(4, 24).tolist() == [0, 21, 42, 63]
+    assert spread(problems, 4, 24).tolist() == [0, 21, 42, 63]
     with pytest.raises(ValueError):
-        problems.spread(65, 24)
+        spread(problems, 65, 24)
 
 
 def test_a_run_can_have_other_problems_of_its_task():
     """Deeper ones, and longer ones, if the model knows their words."""
     checkpoint = dict(config=dict(dataset='calc'), tokenizer='calc:p=5',
                       model_args=dict(block_size=8192, vocab_size=13))
-    assert tasks.problems_of(checkpoint).knobs == dict(p=5, reset=0.2)
+    assert tasks.problems_of(checkpoint).task == tasks.Calc(p=5, reset=0.2)
     deep = tasks.problems_of(checkpoint, 'calc:reset=0.01')
     x, y, depth = deep.all_held_out(100)
     assert x.shape == (2048, 100) and depth.max() > 50 and deep.wrong_rows(x[:7], y[:7]) == []
@@ -106,50 +78,43 @@ def test_a_run_can_have_other_problems_of_its_task():
     x, y = problems.held_out([0, 64, 127], 8192)
     assert torch.equal(idx, x) and torch.equal(targets, y)
     assert depth.shape == (3, 8192) and depth.max() > 300
-    for dataset in 'calc:p=7', 'hop', 'torchdocs':
+    for dataset in 'calc:p=7', 'torchdocs':
         with pytest.raises(ValueError):
             tasks.problems_of(checkpoint, dataset)
 
 
-@pytest.mark.parametrize('task, text, answers', [
-    ('calc', '=2 +3  *4', '=2 =0 =0'), ('hop', '1 b a c b a', '- - - a c'),
-    ('group', '=021 102 =120', '021 201 120')])
-def test_a_problem_can_be_typed(task, text, answers):
-    problems = tasks.Problems(task)
-    x, y = problems.solve(text)
-    assert problems.encoding.decode(x[0]).split() == text.split() and x.dtype == y.dtype == np.int64
-    assert problems.encoding.decode(y[y != tasks.NOT_ASKED]) == answers
-    assert problems.wrong_rows(x, y) == []
-
-
-@pytest.mark.parametrize('task, text', [
-    ('calc', '=2 /3'), ('calc', '+2 =3'), ('calc', ' '), ('group', '021 =120'), ('hop', 'a b'),
-    ('hop', '1 a 2')])
-def test_what_is_typed_is_checked(task, text):
-    with pytest.raises(ValueError):
-        tasks.Problems(task).solve(text)
+def test_a_problem_can_be_typed():
+    problems = tasks.Problems('calc')
+    x, y = problems.solve('=2 +3  *4')
+    assert x.tolist() == [[2, 7, 12]] and y.tolist() == [[2, 0, 0]]
+    assert x.dtype == y.dtype == np.int64 and problems.wrong_rows(x, y) == []
+    for text in '=2 /3', '+2 =3', ' ':
+        with pytest.raises(ValueError):
+            problems.solve(text)
 
 
 @pytest.mark.parametrize('text, T', [
     ('clac', 24), ('calc:rest=0.1', 24), ('calc:p=1', 24), ('calc:reset=0', 24),
-    ('calc:reset=2', 24), ('calc:reset', 24), ('calc', 0), ('hop:letters=1', 24),
-    ('hop:letters=27', 24), ('hop:hops=-1', 24), ('hop', 1), ('hop:hops=many', 24),
-    ('group:name=S4', 24), ('group:reset=-1', 24)])
+    ('calc:reset=2', 24), ('calc:reset', 24), ('calc', 0)])
 def test_bad_input(text, T):
     with pytest.raises(ValueError):
         tasks.Problems(text).check_fits(T)
 
 
-class Echo:
+@dataclass
+class Echo(tasks.Task):
     """A task as a user writes it, with a knob and an oracle; `change` spoils what it makes."""
-    change = staticmethod(lambda x, y, depth: (x, y, depth))
+    n: int = 3
+    change: Callable = lambda x, y, depth: (x, y, depth)
 
-    def __call__(self, rng, rows, T, n=3):
-        x = rng.integers(n, size=(rows, T))
+    shapes = ('n',)
+
+    def __call__(self, rng, rows, T):
+        x = rng.integers(self.n, size=(rows, T))
         return self.change(x, x.copy(), np.zeros((rows, T), dtype=np.int64))
 
-    def words(self, n):
-        return list('abcdef'[:n])
+    def words(self):
+        return list('abcdef'[:self.n])
 
     def oracle(self, words):
         return words
@@ -157,11 +122,12 @@ class Echo:
 
 @pytest.fixture
 def echo(monkeypatch):
-    task = Echo()
-    monkeypatch.setitem(tasks.TASKS, 'echo', task)
-    monkeypatch.setattr(tasks, 'task', 'echo')
-    monkeypatch.setattr(tasks, 'rows', 20)
-    return task
+    """echo(change, **methods): the task `echo` is an Echo with this change and these methods."""
+    def enter(change=Echo.change, **methods):
+        kind = type('Echo', (Echo,), methods)
+        monkeypatch.setitem(tasks.TASKS, 'echo', lambda: kind(change=change))
+    enter()
+    return enter
 
 
 @pytest.mark.parametrize('change', [
@@ -170,40 +136,87 @@ def echo(monkeypatch):
     lambda x, y, depth: (x, y - 1, depth),
     lambda x, y, depth: (x + 1, y, depth)])
 def test_a_task_is_checked_against_its_words(echo, change):
-    tasks.main()
-    echo.change = change
+    tasks.show('echo')
+    echo(change)
     with pytest.raises(ValueError):
-        tasks.main()
+        tasks.show('echo')
 
 
 def test_the_first_problem_on_which_the_oracle_disagrees_is_shown(echo, capsys):
-    echo.change = lambda x, y, depth: (
-        x, np.where(np.arange(len(x)) == 13, (y.T + 1) % 3, y.T).T, depth)
+    echo(lambda x, y, depth: (
+        x, np.where(np.arange(len(x)) == 13, (y.T + 1) % 3, y.T).T, depth))
     with pytest.raises(SystemExit) as stop:
-        tasks.main()
+        tasks.show('echo', rows=20)
     assert stop.value.code == 1
-    assert 'disagrees with 1\n' in capsys.readouterr().out
-    # an oracle answers each word
-    echo.oracle = lambda words: words[:-1]
+    printed = capsys.readouterr().out
+    assert 'disagrees with 1\n' in printed and printed.count('!') == 2 * 24
+
+
+@pytest.mark.parametrize('oracle', [lambda self, words: words[:1], lambda self, words: ['z'] * 24])
+def test_an_oracle_answers_each_word_with_a_word(echo, oracle):
+    echo(oracle=oracle)
     with pytest.raises(ValueError):
-        tasks.Problems('echo').wrong_rows(*made('echo')[:2])
+        tasks.show('echo')
 
 
-def test_a_task_without_an_oracle(monkeypatch, echo, capsys):
-    monkeypatch.delattr(Echo, 'oracle')
-    tasks.main()
-    assert 'not checked' in capsys.readouterr().out
+def test_a_task_without_an_oracle(echo, capsys):
+    echo(oracle=None)
+    tasks.show('echo')
+    printed = capsys.readouterr().out
+    assert 'not checked' in printed and 'oracle ' not in printed
     x, y = tasks.Problems('echo').solve('a b')
     assert x.tolist() == [[0, 1]] and (y == tasks.NOT_ASKED).all()
 
 
+def test_a_task_has_a_length_and_a_budget_of_its_own(echo, capsys):
+    assert tasks.Calc().budget(192) == 484
+    echo(block_size=7)
+    tasks.show('echo')
+    assert ' 7 tokens' in capsys.readouterr().out
+
+
+def test_a_training_batch_may_have_more_and_shorter_problems(echo):
+    """The same in all processes, each of which takes its part; those held out have all tokens."""
+    echo(batch=lambda self, rng, rows, T: self(rng, 3 * rows, T - 2))
+    problems = tasks.Problems('echo')
+    x, _, _ = problems.make(np.random.default_rng(0), 12, 10)
+    parts = [problems.batch(np.random.default_rng(0), 4, 12, mine)
+             for mine in (slice(None), slice(0, 2), slice(2, 4))]
+    for (tokens, labels), rows in zip(parts, (slice(12), slice(6), slice(6, 12)), strict=True):
+        assert tokens.tolist() == labels.tolist() == x[rows].tolist()
+    assert problems.held_out([0], 12)[0].shape == (1, 12)
+    for shape in (4, 13), (5, 12), (0, 12):
+        echo(batch=lambda self, rng, rows, T: self(rng, *shape))
+        with pytest.raises(ValueError):
+            tasks.Problems('echo').batch(np.random.default_rng(0), 4, 12)
+
+
+def test_a_problem_is_wrapped(echo, capsys, monkeypatch):
+    """Below each token stand the loop steps that it was computed for, the mean over groups."""
+    monkeypatch.setenv('COLUMNS', '30')
+    x = np.array([2, 0, 1, 0, 2, 0])
+    y = np.array([tasks.NOT_ASKED, 2, 2, 1, 2, 0])
+    guesses = np.array([0, 2, 99, 1, 2, 0])     # a padded vocabulary has tokens without a word
+    steps = np.array([4, 3.5, 10, 2, 1.5, 0.5])
+    tasks.print_problem(tasks.Problems('echo'), x, y, guesses, steps)
+    assert capsys.readouterr().out == (
+        'problem     c     a     b\n'
+        'right             c     c\n'
+        'model       a     c !#99!\n'
+        'loops       4   3.5    10\n\n'
+        'problem     a     c     a\n'
+        'right       b     c     a\n'
+        'model       b     c     a\n'
+        'loops       2   1.5   0.5\n\n')
+
+
+@mock.patch.dict(tasks.TASKS)
 def test_a_task_in_a_file_of_ones_own(tmp_path, monkeypatch):
     """tasks.py, which then runs as __main__, knows what the file enters in TASKS."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, 'tasks')
     (tmp_path / 'mine.py').write_text(
         'from tasks import TASKS, Calc\n\n\nclass Mine(Calc):\n    pass\n\n\n'
-        "TASKS['mine'] = Mine()\n")
-    printed = finished('mine.py', 'mine', '--rows=20', script='tasks.py')
-    assert '20 problems: the oracle disagrees with 0' in printed and 'mine' not in tasks.TASKS
+        "TASKS['mine'] = Mine\n")
+    printed = finished('mine.py', 'mine:p=3', '--rows=20', script='tasks.py')
+    assert '20 problems: the oracle disagrees with 0' in printed
     refused('calc', '--seed=-1', script='tasks.py')

@@ -3,7 +3,6 @@ import importlib
 import math
 import multiprocessing
 import os
-import random
 import runpy
 import shutil
 import signal
@@ -15,6 +14,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from conftest import (
@@ -36,8 +36,9 @@ import data
 import loops
 import tasks
 import train
-from common import configurator, distributed, evaluation, plots
+from common import distributed, evaluation, plots
 from common.checkpoint import load_checkpoint, read_checkpoint
+from common.configurator import configure
 from common.optim import make_optimizers
 from loops import derived_seed
 from model import GPT, GPTConfig
@@ -62,15 +63,9 @@ def processes():
 
 
 def in_a_process(args, printed, environment):
-    """
-    train.py as a shell starts it, in one of `processes`. printed: a file for what it prints; None =
-    a pipe whose reader has gone.
-    """
+    """train.py as a shell starts it, in one of `processes`. printed: a file for its output."""
     os.environ.update(environment)
     importlib.reload(distributed)       # RANK and WORLD
-    if printed is None:
-        reader, printed = os.pipe()
-        os.close(reader)
     sys.stdout = open(printed, 'w')
     sys.argv = ['train.py', *args]
     plots.losses = lambda *args: None
@@ -212,11 +207,15 @@ def test_fine_tuning_starts_from_weights():
 
 
 GATED = """
-import model, torch
+import dataclasses, model, torch
+@dataclasses.dataclass
+class GatedConfig(model.GPTConfig):
+    gates: int = 1
 class Gated(model.GPT):
+    Config = GatedConfig
     def build(self, config):
         super().build(config)
-        self.gate = torch.nn.Linear(config.n_embd, 1)
+        self.gate = torch.nn.Linear(config.n_embd, config.gates)
 """
 
 
@@ -225,6 +224,20 @@ def test_weights_of_another_class_are_named(whole):
     printed = finished(*TINY, f'--init_from={whole}', '--model_class=gated:Gated', '--max_iters=1')
     assert 'gate.weight' in printed and 'gate.bias' in printed
     assert read_checkpoint('out')['model_class'] == 'gated:Gated'
+
+
+def test_what_a_class_adds_to_the_config_is_a_knob():
+    """As a flag before or behind its class, in a file, and of a run that goes on."""
+    Path('gated.py').write_text(GATED)
+    Path('two.py').write_text('gates = 2\n')
+    for args in ['--gates=2', '--model_class=gated:Gated'], ['gated.py', 'two.py', '--overwrite',
+                                                             '--model_class=gated:Gated']:
+        finished(*TINY, '--max_iters=1', *args)
+        assert read_checkpoint('out')['model']['gate.weight'].shape == (2, 16)
+    finished('gated.py', '--resume', '--max_iters=2')
+    assert read_checkpoint('out')['model_args']['gates'] == 2
+    for args in ['--gates=3'], ['--gate=2'], ['--gates=two']:
+        refused('gated.py', '--eval_only', *args)
 
 
 def test_a_large_vocabulary_is_rounded_up_for_speed(whole):
@@ -266,96 +279,63 @@ def test_all_graphs_are_compiled_in_the_first_iteration(monkeypatch, flags, core
 # a run that stops and goes on ---------------------------------------------------------------------
 
 def test_killed_and_resumed(processes):
-    """A run whose reader has gone, then SIGKILL: it ends as a run that was never stopped."""
+    """SIGKILL behind an iteration, and --resume: it ends as a run that was never stopped."""
     args = [*TINY, '--max_iters=20', '--log_interval=1']
     finished(*args, '--out_dir=whole')
-    # `train.py | head`: what was learned is saved
-    process = processes.Process(target=in_a_process, args=(args, None, {}))
+    process = processes.Process(target=in_a_process, args=(args, 'printed', {}))
     process.start()
-    process.join()
-    assert process.exitcode == 141
-    assert read_checkpoint('out')['iter_num'] == 0
-    # killed soon after an iteration
-    n = random.randrange(1, 20)
-    process = processes.Process(target=in_a_process, args=([*args, '--resume'], 'printed', {}))
-    process.start()
-    while process.is_alive():
-        if os.path.exists('printed') and f'iter {n}: loss' in Path('printed').read_text():
-            break
+    while not os.path.exists('printed') or 'iter 12: loss' not in Path('printed').read_text():
+        assert process.is_alive()
         time.sleep(0.01)
-    time.sleep(random.uniform(0, 0.1))
     process.kill()
     process.join()
-    assert f'iter {n}: loss' in Path('printed').read_text()
     finished(*args, '--resume')
     assert differences('whole', 'out') == []
 
 
-def raised_in_pass(n, number, training):
-    """In this context the signal comes in the n-th pass, of training or of evaluation."""
-    passes, forward = [], GPT.forward
+def test_a_signal_saves_and_nothing_is_lost(whole):
+    """Ctrl-C: a line says that the step is done to its end."""
+    forward = GPT.forward
 
     def spy(model, *args, **how):
-        if model.training == training:
-            passes.append(args)
-            if len(passes) == n:
-                signal.raise_signal(number)
+        if model.training and not signals:
+            signals.append(signal.raise_signal(signal.SIGINT))
         return forward(model, *args, **how)
-    return mock.patch.object(GPT, 'forward', spy)
-
-
-@pytest.mark.parametrize('number, training, n, done', [
-    (signal.SIGINT, True, 9, 9), (signal.SIGTERM, False, 4, 6), (signal.SIGHUP, True, 12, 12)])
-def test_a_signal_saves_and_nothing_is_lost(whole, number, training, n, done):
-    """It comes in an iteration, in an evaluation (that at iteration 5), and in the last step."""
-    # the tests themselves may have been started by nohup, under which a hang-up stays ignored
-    default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-    first = signal.signal(number, default)
-    with raised_in_pass(n, number, training):
+    signals = []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with mock.patch.object(GPT, 'forward', spy):
         ended = run(*TINY)
-    assert signal.getsignal(number) == default
-    signal.signal(number, first)
-    assert ended.returncode == 130
-    assert read_checkpoint('out')['iter_num'] == done
+    assert signal.signal(signal.SIGINT, before) == signal.default_int_handler
+    assert ended.returncode == 130 and 'stopping' in ended.stderr
+    assert read_checkpoint('out')['iter_num'] == 1
     finished('--resume')
     assert differences(whole, 'out') == []
 
 
-def test_a_second_signal_ends_the_program_at_once():
-    """Here Python's own handler of Ctrl-C, which raises KeyboardInterrupt."""
-    forward = GPT.forward
-
-    def spy(model, *args, **how):
-        signal.raise_signal(signal.SIGINT)
-        return forward(model, *args, **how)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    with mock.patch.object(GPT, 'forward', spy):
-        assert run(*TINY).returncode == 130
-    signal.signal(signal.SIGINT, before)
-    # the second one came in the first evaluation
-    assert read_checkpoint('out')['iter_num'] == 0
-
-
-def test_ctrl_c_ends_the_last_table():
-    """All weights are saved by then."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    with mock.patch.object(evaluation, 'save_scores', lambda *args: signal.raise_signal(2)):
-        assert run(*TINY).returncode == 130
-    signal.signal(signal.SIGINT, before)
-    assert read_checkpoint('out')['iter_num'] == 12
-
-
-def test_a_signal_that_is_ignored_stays_so(whole):
-    """As under nohup, and in the background of a script."""
-    ignored = signal.SIGHUP, signal.SIGINT
-    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
-    try:
-        with raised_in_pass(3, signal.SIGHUP, True), raised_in_pass(4, signal.SIGINT, True):
-            finished(*TINY)
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+def test_an_error_of_the_system_costs_no_step(whole):
+    """As if the output could not be written; before the first step there is no run to protect."""
+    for line, done in ('parameters', 0), ('iter 4: loss', 5):
+        def fails(words, line=line):
+            if line in words:
+                raise OSError('no space')
+        with mock.patch.object(distributed, 'say', fails):
+            refused(*TINY)
+        assert not done or read_checkpoint('out')['iter_num'] == done
+    finished('--resume')
     assert differences(whole, 'out') == []
+
+
+def test_a_log_that_cannot_be_read_is_set_aside(whole):
+    """As if Excel had saved it, with a mark in front, or with semicolons."""
+    log = (whole / 'log.csv').read_text()
+    finished(*TINY, '--max_iters=5')
+    Path('out/log.csv').write_text('\ufeff' + log)
+    finished('--resume', '--max_iters=8')
+    assert [row['iter'] for row in log_of('out')] == ['0', '0', '4', '5', '7', '8']
+    Path('out/log.csv').write_text(log.replace(',', ';'))
+    assert 'log_before_8.csv' in finished('--resume', '--max_iters=12')
+    assert [row['iter'] for row in log_of('out')] == ['8', '10', '11', '12']
+    assert Path('out/log_before_8.csv').read_text() == log.replace(',', ';')
 
 
 def test_resume_takes_the_knobs_of_its_run_but_flags_win():
@@ -386,8 +366,9 @@ def test_no_number_stops_before_the_weights_are_touched(clip):
 
 
 def test_overwrite_removes_what_contradicts_the_new_weights_and_nothing_else():
-    of_a_run = ['ckpt_best.pt', 'ckpt_000300.pt', 'eval.csv', 'exits.json', 'ckpt.pt']
-    foreign = ['notes.txt', 'explore.html']
+    of_a_run = ['ckpt_best.pt', 'ckpt_000300.pt', 'eval.csv', 'eval_ckpt-9_book_16.csv',
+                'exits.json', 'ckpt.pt', 'bench.csv']
+    foreign = ['notes.txt', 'explore.html', 'evaluation.csv']
     os.makedirs('out')
     for name in of_a_run + foreign:
         Path('out', name).write_text('work')
@@ -403,7 +384,7 @@ def test_overwrite_removes_what_contradicts_the_new_weights_and_nothing_else():
 def test_one_program_at_a_time_writes_into_a_folder():
     os.mkdir('out')
     with FileLock('out/.lock'):
-        refused(*TINY)
+        assert 'another training runs in out' in refused(*TINY)
 
 
 def test_two_processes_are_one(processes):
@@ -456,7 +437,10 @@ class Scale(Injection):
     def join(self, x, from_e):
         return x * from_e.sigmoid()
 INJECTIONS['own'] = Scale
-TASKS['mine'] = Calc()
+class Mine(Calc):
+    def batch(self, rng, rows, T):
+        return self(rng, 2 * rows, T // 4)
+TASKS['mine'] = Mine
 """
 
 
@@ -472,6 +456,17 @@ def test_a_run_needs_the_file_of_its_part(flags):
     with mock.patch.dict(loops.INJECTIONS), mock.patch.dict(tasks.TASKS):
         finished('mine.py', '--resume', '--max_iters=3')
         assert read_checkpoint('out')['iter_num'] == 3
+
+
+@mock.patch.dict(loops.INJECTIONS)
+@mock.patch.dict(tasks.TASKS)
+def test_the_speed_counts_the_tokens_of_a_batch():
+    Path('mine.py').write_text(MINE)
+    finished('mine.py', *TINY, '--dataset=mine', '--gradient_accumulation_steps=2')
+    for row in read_csv('out/log.csv'):
+        if row['dt_ms']:
+            tokens = float(row['tokens_per_s']) * float(row['dt_ms']) / 1000
+            assert tokens == pytest.approx(2 * 8 * 4, rel=0.02)
 
 
 def test_a_run_holds_its_tokenizer():
@@ -499,11 +494,12 @@ def test_a_class_of_ones_own_is_imported_only_if_it_is_named():
 
 def test_main_in_a_notebook(whole):
     """Knobs are set as attributes; those that were changed are flags for --resume."""
-    with mock.patch.dict(vars(train)), mock.patch.dict(vars(configurator), given=set(),
-                                                       flags=set(), own_files=[]):
+    with mock.patch.dict(vars(train)):
+        train.settings = configure(vars(train))
         train.dataset, train.n_layer, train.n_embd, train.groups = 'book', 4, 16, [[1], [2]]
         train.block_size, train.batch_size, train.eval_interval = 16, 4, 5
         train.eval_windows, train.eval_loops, train.keep_iters = 7, [1, 3], [0, 3]
+        train.learning_rate = np.float64(5e-3)
         train.lr_decay_iters, train.max_iters = 12, 7
         train.main()
         train.resume, train.max_iters = True, 12
@@ -514,14 +510,15 @@ def test_main_in_a_notebook(whole):
 # --eval_only --------------------------------------------------------------------------------------
 
 def test_eval_only_is_the_table_at_the_end(whole):
+    """A table of each weights, to which loop counts are added."""
     shutil.copytree(whole, 'out')
-    for flags in ['--out_dir=out'], ['--init_from=out/ckpt.pt']:
-        printed = finished('--eval_only', *flags)
-        assert 'out/eval_book_16.csv' in printed.splitlines()[-1]
-        assert Path('out/eval_book_16.csv').read_text() == (whole / 'eval.csv').read_text()
-        os.remove('out/eval_book_16.csv')
-    finished('--eval_only', '--eval_windows=5', '--eval_loops=[2]')
-    row, = read_csv('out/eval_book_16.csv')
+    printed = finished('--eval_only', '--eval_loops=[3]')
+    assert 'out/eval_ckpt-12_book_16.csv' in printed.splitlines()[-1]
+    finished('--eval_only', '--eval_loops=[1]')
+    assert Path('out/eval_ckpt-12_book_16.csv').read_text() == (whole / 'eval.csv').read_text()
+    finished('--eval_only', '--init_from=out/ckpt_000003.pt', '--eval_windows=5',
+             '--eval_loops=[2]')
+    row, = read_csv('out/eval_ckpt_000003-3_book_16.csv')
     assert (row['loops'], row['labels']) == ('2', str(5 * 16))
     assert Path('out/eval.csv').read_text() == (whole / 'eval.csv').read_text()
     assert differences(whole, 'out') == []
@@ -532,7 +529,8 @@ def test_eval_only_at_other_lengths_and_depths(monkeypatch):
     monkeypatch.setattr(plots, 'depth', lambda *args: None)
     finished('--eval_only', f'--out_dir={ROOT}/pretrained/calc', '--block_size=72',
              '--dataset=calc:reset=0.02', '--eval_loops=[2,80]', '--eval_windows=20')
-    rows = read_csv('out/calc/eval_calc-reset-0.02_72.csv')
+    path, = Path('out').glob('*calc/eval_ckpt-*_calc-reset-0.02_72.csv')
+    rows = read_csv(path)
     assert [row['last'] for row in rows[:4]] == ['0', '1', '2', '4']
     few, many = ([row for row in rows if row['loops'] == n] for n in ('2', '80'))
     assert sum(int(row['labels']) for row in many) == 20 * 72

@@ -25,9 +25,9 @@ def trained():
         for draws, wave in ways]
 
 
-def written(model, prompt, new, plan, wave, **draws):
-    """The new tokens of a wave (1, new), and their loop steps (1, new, groups)."""
-    tokens, steps = zip(*decode.stream(model, prompt, new, plan, wave, **draws))
+def written(model, prompt, new, plan, decoder=None, **draws):
+    """The new tokens (1, new), and their loop steps (1, new, groups), with one slot."""
+    tokens, steps = zip(*decode.stream(model, prompt, new, plan, decoder, 'latest', **draws))
     return torch.cat(tokens, dim=1), torch.cat(steps, dim=1)
 
 
@@ -40,7 +40,7 @@ def test_one_token_with_all_its_loops_is_plain_decoding(tiny, changes, n_loop, T
     idx = torch.randint(50, (1, T), generator=torch.Generator().manual_seed(4))
     plan = Plan(model.loop_counts(n_loop), noise=as_noise(1))
     draws = dict(temperature=0.7, top_k=9, seed=3)
-    plain = written(model, idx, 20, plan, decode.one_by_one, cache='latest', **draws)
+    plain = written(model, idx, 20, plan, **draws)
     waved = written(model, idx, 20, plan, Wave(1, n_loop), **draws)
     assert torch.equal(plain[0], waved[0]) and torch.equal(plain[1], waved[1])
 
@@ -66,14 +66,12 @@ def by_hand(model, prompt, new, width, steps, rule, n_loop, seed):
     wave = [joins(row[-1])]
     while len(row) < end:
         first = len(row) - 1
-        new = torch.full((model.config.n_embd,), math.nan)      # never read
-        known = torch.tensor([one['states'] is not None for one in wave])
+        new = torch.full((model.config.n_embd,), math.nan)      # it begins in noise
         warm = [torch.stack([one['states'][g] if one['states'] else new for one in wave])[None]
                 for g in groups]
         idx = torch.tensor([[one['input'] for one in wave]])
         span = Span(first, len(wave))
-        x, found = model.hidden(idx, Plan(steps, span=span, cache=cache, warm=warm,
-                                             warm_tokens=known))
+        x, found = model.hidden(idx, Plan(steps, span=span, cache=cache, warm=warm))
         ends = [of_group['x'] for of_group in found]
         said = [draw(model.lm_head(x[0, i]), len(row) + i) for i in range(len(wave))]
         for i, one in enumerate(wave):
@@ -81,8 +79,8 @@ def by_hand(model, prompt, new, width, steps, rule, n_loop, seed):
             states = [ends[g][0, i] for g in groups]
             for g in groups if one['states'] and rule else ():
                 value, one['memo'][g] = rule.signal(one['states'][g], states[g], one['memo'][g],
-                                                    model.reader(rule))
-                small = value is not None and one['age'] > 1 and value < rule.tau
+                                                    model.readout)
+                small = one['age'] > 1 and value < rule.tau
                 one['streak'][g] = one['streak'][g] + 1 if small else 0
             one['states'] = states
         n = 0
@@ -118,7 +116,8 @@ def test_a_wave_is_what_its_tokens_do(tiny, idx, name, tau, how):
     for row, seed in zip(idx[:, :7], (1, 2, 3)):
         trace, expected = [], by_hand(model, row, 20, rule=rule, seed=seed, **how)
         plan = Plan(model.loop_counts(how['n_loop'], rule is not None), rule)
-        wave = Wave(how['width'], how['steps'], trace)
+        wave = Wave(how['width'], how['steps'])
+        wave.trace = trace
         tokens, steps = written(model, row[None], 20, plan, wave, temperature=0.8, seed=seed)
         assert expected == (tokens[0].tolist(), steps[0].tolist(), trace)
 

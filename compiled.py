@@ -1,0 +1,83 @@
+"""
+Compiled and recorded passes of a text that is written; sample.py and bench.py load it by --compile.
+
+    python sample.py --compile          fixed loops, drafts and waves
+
+A graph is made for each width and loop count of a pass, at any place in the text. On CUDA the
+passes are recorded as CUDA graphs. A pass with an exit rule stays as it is, since the host decides
+after each loop step and compiling saves next to nothing; so does reading a prompt.
+"""
+from dataclasses import replace
+
+import torch
+
+from cache import Span
+from loops import of_groups
+
+
+class Recorded:
+    """
+    Passes over one cache as CUDA graphs: a setting is recorded at its second call, and later calls
+    run the same kernels for other tokens. On a GPU the host needs more time to launch the kernels
+    of a pass than the GPU to run them, and recording takes a fraction of a second, not minutes.
+
+    A graph always reads and writes the memory with which it was recorded: the cache, and the
+    tensors of that call. So nobody else may use these.
+    """
+
+    def __init__(self, run):
+        self.run = run
+        self.cache = None
+        self.graphs = {}            # {setting: None, or (graph, its inputs, its outputs)}
+
+    def __call__(self, idx, plan):
+        if plan.cache is not self.cache:        # another text, or its window has moved
+            self.cache = plan.cache
+            self.graphs = {}
+        inputs = [idx, plan.span.pos, plan.span.mask, *(plan.warm or [])]
+        setting = idx.shape, tuple(plan.counts), len(inputs)
+        if setting not in self.graphs:
+            self.graphs[setting] = None         # this call initialises the kernels
+            return self.run(idx, plan)
+        if self.graphs[setting] is None:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):       # nothing is computed yet
+                outputs = self.run(idx, plan)
+            self.graphs[setting] = graph, inputs, outputs
+        graph, memory, (x, results) = self.graphs[setting]
+        for mine, new in zip(memory, inputs):
+            mine.copy_(new)
+        graph.replay()
+        return x.clone(), [result | dict(x=result['x'].clone()) for result in results]
+
+
+def compile_passes(model, widths, **how):
+    """
+    Compile the passes over new tokens, if they have one of these widths, from now on: a graph for
+    each of them, at any place. On CUDA they are recorded. how: for torch.compile.
+    """
+    eager = model.hidden
+    if model.lm_head.weight.is_cuda:
+        whole = Recorded(eager)
+    else:
+        how = how or dict(options={'cpp_wrapper': True})
+        whole = torch.compile(eager, dynamic=False, fullgraph=True, **how)
+
+    def hidden(idx, plan):
+        T = idx.shape[1]
+        if plan.rule or plan.cache is None or plan.span.start == 0 or T not in widths:
+            return eager(idx, plan)
+        span = Span(plan.span.start, T, idx.device, all_of=model.config.block_size)
+        # copies: the strides of a graph's inputs are those that it was compiled with
+        warm = plan.warm and [own_copy(x) for x in plan.warm]
+        x, results = whole(own_copy(idx), replace(plan, span=span, warm=warm, passes=None))
+        if plan.passes is not None:
+            plan.passes.append(of_groups(results, 'evals', idx))
+        return x, results
+
+    model.hidden = hidden
+
+
+def own_copy(x):
+    """A copy without gaps, in memory that nobody else uses."""
+    return x.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,318 @@
+// A Sudoku: its units, a search for its solutions, the board, and what a reader changes.
+//
+//     n          cells of a side, digits, and candidates of a unit
+//     board      {n, h, w, clues}: rows and columns of a box; the digit of each cell, 0 = open
+//     t          a candidate, a digit in a cell: t = cell * n + digit - 1. It is a token
+//     unit       of n candidates, exactly one is right. There are four kinds: a cell; a digit in a
+//                row, in a column, in a box
+//
+// As text, a board has a letter for each cell: a digit (A is 10) or a dot.
+'use strict';
+const BOXES = {4: [2, 2], 6: [2, 3], 9: [3, 3], 12: [3, 4], 16: [4, 4]};
+const DIGITS = '123456789ABCDEFG';
+const [OPEN, GIVEN, RULED_OUT] = [0, 1, 2];
+const MOST_NODES = 20000;               // of a search
+const NOUNS = {
+  problem: 'board',
+  token: 'candidate',
+  answer: 'open cell',
+  name: cell => `row ${Math.floor(cell / board.n) + 1}, column ${cell % board.n + 1}` +
+    (board.clues[cell] ? ', a clue' : ''),
+  before: 'In each loop every candidate at work says how sure it is that it is right.',
+};
+// A place is a cell; its answers are the digits, each as likely as its candidate says.
+const ANSWERS = {
+  words: () => [...DIGITS].slice(0, board.n),
+  tokens: cell => candidates(cell),
+  likely: ({logits}, cell) =>
+    candidates(cell).map(t => 1 / (1 + Math.exp(logits[2 * t] - logits[2 * t + 1]))),
+};
+let board = null;
+
+const candidates = cell => Array.from({length: board.n}, (_, digit) => cell * board.n + digit);
+
+// units -------------------------------------------------------------------------------------------
+
+const UNITS = {};                       // by n, {of, members}: see units_of
+
+// of: the four units of each candidate, as numbers; members: the candidates of each unit.
+function units_of(n) {
+  if (UNITS[n]) return UNITS[n];
+  const [h, w] = BOXES[n];
+  const of = Array.from({length: n ** 3}, (_, t) => {
+    const cell = Math.floor(t / n);
+    const digit = t % n;
+    const row = Math.floor(cell / n);
+    const column = cell % n;
+    const box = Math.floor(row / h) * h + Math.floor(column / w);
+    return [cell, row * n + digit, column * n + digit, box * n + digit]
+      .map((unit, kind) => kind * n * n + unit);
+  });
+  const members = Array.from({length: 4 * n * n}, () => []);
+  of.forEach((units, t) => units.forEach(unit => members[unit].push(t)));
+  return UNITS[n] = {of, members};
+}
+
+// A quarter of the heads reads the cell of a candidate, the others its row, column and box.
+M.attention = {
+  reads(t, head) {
+    const {of, members} = units_of(board.n);
+    return members[of[t][Math.floor(4 * head * M.D / M.C)]];
+  },
+  readers(mask) {
+    const {of, members} = units_of(board.n);
+    const has_one = members.map(unit => unit.some(t => mask[t]));
+    return mask.map((_, t) => of[t].some(unit => has_one[unit]));
+  },
+  bias: () => 0,
+};
+
+// The first two solutions of clues that keep the rules; undefined after too many nodes.
+function solutions_of({n, clues}) {
+  const {of, members} = units_of(n);
+  const DONE = 255;
+  const found = [];
+  let nodes = 0;
+
+  // Candidate t is right, its rivals are not. left: how many candidates each unit has.
+  function choose(t, {open, left}) {
+    for (const unit of of[t]) {
+      for (const rival of members[unit]) {
+        if (rival === t || !open[rival]) continue;
+        open[rival] = 0;
+        for (const other of of[rival]) if (left[other] !== DONE) left[other]--;
+      }
+      left[unit] = DONE;
+    }
+  }
+  // Go on at the unit with the fewest candidates.
+  function search(state) {
+    const {open, left} = state;
+    for (;;) {
+      if (++nodes > MOST_NODES || found.length === 2) return;
+      const fewest = left.reduce((best, count, unit) => count < left[best] ? unit : best, 0);
+      const choices = members[fewest].filter(t => open[t]);
+      if (left[fewest] === DONE) return found.push(open);
+      if (left[fewest] === 0) return;
+      if (left[fewest] > 1) {
+        for (const t of choices) {
+          const branch = {open: open.slice(), left: left.slice()};
+          choose(t, branch);
+          search(branch);
+        }
+        return;
+      }
+      choose(choices[0], state);
+    }
+  }
+  const state = {open: new Uint8Array(n ** 3).fill(1), left: new Uint8Array(4 * n * n).fill(n)};
+  clues.forEach((digit, cell) => digit && choose(cell * n + digit - 1, state));
+  search(state);
+  return nodes > MOST_NODES && found.length < 2 ? undefined : found.map(open =>
+    clues.map((_, cell) => open.subarray(cell * n, cell * n + n).indexOf(1) + 1));
+}
+
+// boards ------------------------------------------------------------------------------------------
+
+// A text -> a board. An Error in words if it is none.
+function read_board(text) {
+  const letters = [...text.toUpperCase().replace(/\s/g, '')];
+  const n = Math.sqrt(letters.length);
+  if (!BOXES[n])
+    throw Error(`A board has 16, 36, 81, 144 or 256 cells, and not ${letters.length}.`);
+  const digits = DIGITS.slice(0, n);
+  const unknown = letters.find(letter => !`.0${digits}`.includes(letter));
+  if (unknown) throw Error(`"${unknown}" is no digit of this board: they are ${digits}, and . ` +
+    'or 0 for an open cell.');
+  const [h, w] = BOXES[n];
+  const read = {n, h, w, clues: letters.map(letter => digits.indexOf(letter) + 1)};
+  check_rules(read);
+  return read;
+}
+
+// An Error in words if a clue stands twice in a row, column or box.
+function check_rules({n, clues}) {
+  const is_given = t => clues[Math.floor(t / n)] === t % n + 1;
+  const kinds = ['cell', 'row', 'column', 'box'];
+  units_of(n).members.forEach((unit, number) => {
+    const given = unit.filter(is_given);
+    if (given.length > 1) throw Error(`The clue ${DIGITS[given[0] % n]} stands twice in a ` +
+      `${kinds[Math.floor(number / n / n)]}.`);
+  });
+}
+
+const text_of = ({clues}) => clues.map(digit => digit ? DIGITS[digit - 1] : '.').join('');
+
+// The tokens of a board, and the labels of its cells. A line says if it has not one solution.
+function look_up(board) {
+  const {n, clues} = board;
+  const ids = clues.flatMap(clue => Array.from({length: n}, (_, digit) =>
+    !clue ? OPEN : clue === digit + 1 ? GIVEN : RULED_OUT));
+  const solutions = solutions_of(board);
+  const only = solutions?.length === 1 && solutions[0];
+  const notice = {0: 'This board has no solution.', 1: '', 2: 'This board has several solutions.'};
+  put($('notice'), notice[solutions?.length] ?? 'Whether this board has one solution is not known:' +
+    ` a search did not end in ${MOST_NODES.toLocaleString('en')} steps.`);
+  return [ids, clues.map((clue, cell) => ({right: only && !clue ? [only[cell] - 1] : []}))];
+}
+
+// Read a board, from the start. Of a text that is none a line says why, and the board stays.
+function take(new_text) {
+  try {
+    board = read_board(new_text);
+  } catch ({message}) {
+    if (!board) take(R.start);
+    put($('notice'), message);
+    return false;
+  }
+  text = new_text;
+  show_board();
+  begin(...look_up(board));
+  chosen = Math.max(0, board.clues.indexOf(0));
+  return true;
+}
+
+// The board as text, unless that is being typed; and a button for each digit.
+function show_board() {
+  if (document.activeElement !== $('text')) $('text').value = text;
+  const digits = [...ANSWERS.words(), 'clear'];
+  if ($('pad').children.length === digits.length) return;
+  $('pad').replaceChildren(...digits.map((digit, number) => {
+    const button = make('button', {type: 'button'}, digit);
+    button.onclick = () => set_clue(digit === 'clear' ? 0 : number + 1);
+    return button;
+  }));
+}
+
+// Give the chosen cell a clue, or open it (0), and go on from the states that are there.
+function set_clue(digit) {
+  const clues = board.clues.with(chosen, digit);
+  try {
+    check_rules({...board, clues});
+  } catch ({message}) {
+    return put($('notice'), message);
+  }
+  board = {...board, clues};
+  text = text_of(board);
+  show_board();
+  go_on(...look_up(board));
+}
+
+// the picture -------------------------------------------------------------------------------------
+
+const MOST_MARKS = 9;                   // larger boards have marks in the chosen cell alone
+let size = 0;                           // of a cell, in pixels of the page
+
+function draw_picture(view) {
+  const {n, h, w, clues} = board;
+  const width = clear_square();
+  size = width / n;
+  const colours = colours_of('room', 'cut-off', 'wall', 'arrow', 'wrong', 'chosen', 'least', 'most');
+  pen.textAlign = 'center';
+  pen.textBaseline = 'middle';
+  view.forEach((seen_of_cell, cell) => {
+    const left = cell % n * size;
+    const top = Math.floor(cell / n) * size;
+    pen.fillStyle = clues[cell] ? colours['cut-off'] : colours.room;
+    fill_rect(left, top, left + size, top + size);
+    draw_work(cell, left, top, colours);
+    if (clues[cell])
+      write(clues[cell] - 1, left + size / 2, top + size / 2, .62, colours.arrow, 'bold');
+    else if (seen_of_cell.p) draw_answer(cell, seen_of_cell, left, top, colours);
+  });
+  for (let line = 0; line <= n; line++) {
+    for (const [is_thick, ...edges] of [[line % h === 0, 0, line * size, width, line * size],
+                                        [line % w === 0, line * size, 0, line * size, width]]) {
+      pen.strokeStyle = colours.wall;
+      pen.lineWidth = is_thick ? 2.5 : .6;
+      pen.beginPath();
+      pen.moveTo(...edges.slice(0, 2).map(place => between(1, place, width - 1)));
+      pen.lineTo(...edges.slice(2).map(place => between(1, place, width - 1)));
+      pen.stroke();
+    }
+  }
+  pen.strokeStyle = colours.chosen;
+  pen.lineWidth = 3;
+  pen.strokeRect(chosen % n * size + 1.5, Math.floor(chosen / n) * size + 1.5, size - 3, size - 3);
+}
+
+const has_marks = cell => board.n <= MOST_MARKS || cell === chosen;
+
+// The middle of a candidate's mark in its cell, in shares of the cell.
+const place_of_mark = digit =>
+  [(digit % board.w + .5) / board.w, (Math.floor(digit / board.w) + .5) / board.h];
+
+// The candidates of a cell that are at work, or all of the cell where there is no room for marks.
+function draw_work(cell, left, top, colours) {
+  const {awake, change} = pass.steps[shown];
+  if (at_end() || !shown) return;
+  const at_work = candidates(cell).filter(t => awake[t]);
+  if (!has_marks(cell) && at_work.length) {
+    pen.fillStyle = violet_of(mean(at_work.map(t => change[t])), colours);
+    return fill_rect(left, top, left + size, top + size);
+  }
+  for (const t of at_work) {
+    const [x, y] = place_of_mark(t % board.n);
+    const [half_w, half_h] = [.5 / board.w, .5 / board.h];
+    pen.fillStyle = violet_of(change[t], colours);
+    fill_rect(left + (x - half_w) * size, top + (y - half_h) * size,
+              left + (x + half_w) * size, top + (y + half_h) * size);
+  }
+}
+
+// One digit if the model says yes to it alone, or if there is no room for marks; or else the marks
+// of all, as strong as it believes in them.
+function draw_answer(cell, {p, best, is_wrong}, left, top, colours) {
+  const ink = is_wrong ? colours.wrong : colours.arrow;
+  pen.globalAlpha = p[best];
+  if (!has_marks(cell) || p.filter(value => value > .5).length === 1)
+    write(best, left + size / 2, top + size / 2, .62, ink);
+  else p.forEach((value, digit) => {
+    const [x, y] = place_of_mark(digit);
+    pen.globalAlpha = .1 + .9 * value;
+    write(digit, left + x * size, top + y * size, .8 / Math.max(board.h, board.w), colours.arrow);
+  });
+  pen.globalAlpha = 1;
+}
+
+function write(digit, x, y, share, style, weight = '') {
+  pen.font = `${weight} ${share * size}px system-ui, sans-serif`;
+  pen.fillStyle = style;
+  pen.fillText(DIGITS[digit], x, y + .04 * share * size);
+}
+
+// what a reader does ------------------------------------------------------------------------------
+
+canvas.onclick = ({offsetX, offsetY}) => {
+  const [column, row] = [offsetX, offsetY].map(
+    place => between(0, Math.floor(place / size), board.n - 1));
+  chosen = row * board.n + column;
+  draw();
+};
+canvas.onkeydown = event => {
+  const {n} = board;
+  const [row, column] = [Math.floor(chosen / n), chosen % n];
+  const moves = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1]};
+  const digit = DIGITS.slice(0, n).indexOf(event.key.toUpperCase()) + 1;
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (moves[event.key]) {
+    const [down, right] = moves[event.key];
+    chosen = between(0, row + down, n - 1) * n + between(0, column + right, n - 1);
+    draw();
+  } else if (event.key === ' ') $('play').click();
+  else if (['0', '.', 'Backspace', 'Delete'].includes(event.key)) set_clue(0);
+  else if (event.key.length === 1 && digit) set_clue(digit);
+  else return;
+  event.preventDefault();
+};
+canvas.tabIndex = 0;
+canvas.setAttribute('role', 'application');
+canvas.setAttribute('aria-label', 'a board; arrow keys choose a cell, a digit makes it a clue, ' +
+  'Backspace opens it, space plays');
+$('text').oninput = async () => {
+  const typed = $('text').value;
+  await pause(400);                     // a board is read when the typing pauses
+  if ($('text').value !== typed || typed === text) return;
+  if (take(typed)) present();
+};
+start();

@@ -1,0 +1,493 @@
+"""
+Sudoku: which digit stands in each cell?
+
+    python tasks.py zoo/sudoku.py sudoku    boards with their answers, and checks the oracle
+    python train.py config/sudoku.py        trains on boards of 4 x 4, 6 x 6 and 9 x 9 cells
+    python sample.py --out_dir=pretrained/sudoku --n_loop=256
+                                            a hard board, solved and drawn
+    python -m zoo.sudoku                    makes sudoku_boards.txt.xz, the boards of training
+
+A token is a *candidate*, a digit in a cell: a board of n x n cells has n^3 of them. It is given,
+ruled out by the digit that is given in its cell, or open; the label of an open one is yes or no.
+A candidate reads four *units* of n candidates each: the digits of its cell, and its digit in the
+cells of its row, of its column and of its box. In each unit exactly one candidate is right. Nothing
+tells a candidate which digit or cell it is, or how large the board is. A search solves such a board
+in microseconds; here the units are built in, and what to do with them is learned.
+
+    n           the cells of a side, the digits, and the candidates of a unit
+    T           n^3, candidates: digit by digit, cell by cell, row by row
+    h, w        rows and columns of a box
+    board       (n * n,) digits from 1, 0 = open
+    singles     the rules that fill a cell with one digit left, and the only cell of a unit that is
+                left for a digit
+    H, D        heads; width of a head
+"""
+import lzma
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+import tasks
+from common.errors import check
+from common.terminal import paint
+from model import GPT, Block, CausalSelfAttention, GPTConfig, attend_near
+from tasks import NOT_ASKED
+
+# --------------------------------------------------------------------------------------------------
+n_boards = 5000
+seed = 1
+# --------------------------------------------------------------------------------------------------
+
+BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3), 12: (3, 4), 16: (4, 4)}       # n: (h, w)
+DIGITS = '123456789ABCDEFG'
+OPEN, GIVEN, RULED_OUT, NO, YES = range(5)
+BOARDS = Path(__file__).with_name('sudoku_boards.txt.xz')
+MOST_NODES = 20_000     # of a search for solutions: enough for all boards of 9 x 9 that were tried
+
+
+def side_of(T):
+    """The cells of a side. ValueError if T candidates make no board."""
+    sides = {n ** 3: n for n in BOXES}
+    check(T in sides, f'{T} candidates make no board: a board of n x n cells has n^3, '
+          + ', '.join(f'{T} for {n} x {n}' for T, n in sides.items()))
+    return sides[T]
+
+
+@lru_cache
+def units_of(n):
+    """
+    The units: their members (4, n^2, n), which are candidates, by kind (cell, row, column, box);
+    and the unit of each candidate, (4, n^3).
+    """
+    h, w = BOXES[n]
+    row, column, digit = np.indices((n, n, n)).reshape(3, -1)
+    box = row // h * h + column // w
+    unit = np.stack((row * n + column, row * n + digit, column * n + digit, box * n + digit))
+    return np.argsort(unit, axis=1, kind='stable').reshape(4, n * n, n), unit
+
+
+@lru_cache
+def near_of(n):
+    """The candidates (n^3, 4 n) that each of them reads: its units, one kind after another."""
+    members, unit = units_of(n)
+    return np.concatenate([members[kind, unit[kind]] for kind in range(4)], axis=1)
+
+
+# a search, in sets of candidates that are the bits of one number ----------------------------------
+
+@lru_cache
+def bits_of(n):
+    """All units, a list of sets; and the rivals of each candidate, the others in its units."""
+    members, _ = units_of(n)
+    units = [sum(1 << int(t) for t in unit) for unit in members.reshape(-1, n)]
+    rivals = [sum(1 << int(t) for t in {*near} - {own}) for own, near in enumerate(near_of(n))]
+    return units, rivals
+
+
+def fill(board, n):
+    """The candidates that the clues leave, a set; None if a clue stands twice in a unit."""
+    _, rivals = bits_of(n)
+    left = (1 << n ** 3) - 1
+    for cell in np.flatnonzero(board):
+        t = int(cell) * n + int(board[cell]) - 1
+        if not left >> t & 1:
+            return None
+        left &= ~rivals[t]
+    return left
+
+
+def singles(left, undecided, n, rounds=None):
+    """
+    Go on with a set of candidates as far as singles lead -> what is left, and the units that are
+    undecided yet, the one with the fewest candidates first. None, None against the rules.
+    rounds: a dict, to which each round adds what it finds, {candidate: round}.
+    """
+    _, rivals = bits_of(n)
+    number = 0
+    while True:
+        number += 1
+        found = 0
+        rest = []
+        fewest = n + 1
+        for unit in undecided:
+            inside = left & unit
+            count = inside.bit_count()
+            if count == 1:
+                found |= inside
+            elif count == 0:
+                return None, None
+            else:
+                rest.append(unit)
+                if count < fewest:
+                    fewest = count
+                    rest[0], rest[-1] = rest[-1], rest[0]
+        undecided = rest
+        if not found:
+            return left, rest
+        while found:
+            t = found.bit_length() - 1
+            found ^= 1 << t
+            if not left >> t & 1:       # two of them are rivals
+                return None, None
+            left &= ~rivals[t]
+            if rounds is not None:
+                rounds.setdefault(t, number)
+
+
+def search(board, n, most=2, random=None, nodes=MOST_NODES):
+    """
+    The first `most` solutions of a board, a list, by branching on the unit with the fewest
+    candidates. random: a Random, which shuffles the branches. None after so many nodes.
+    """
+    units, rivals = bits_of(n)
+    left = fill(board, n)
+    todo = [] if left is None else [(left, units)]
+    solutions = []
+    while todo and len(solutions) < most:
+        nodes -= 1
+        if nodes < 0:
+            return None
+        left, undecided = singles(*todo.pop(), n)
+        if left is None:
+            continue
+        if not undecided:
+            solutions.append(board_of(left, n))
+            continue
+        inside = left & undecided[0]
+        branches = []
+        while inside:
+            t = inside.bit_length() - 1
+            inside ^= 1 << t
+            branches.append((left & ~rivals[t], undecided))
+        if random:
+            random.shuffle(branches)
+        todo += branches
+    return solutions
+
+
+def board_of(left, n):
+    """A set with one candidate in each cell -> the board."""
+    bits = np.array([left >> t & 1 for t in range(n ** 3)])
+    return bits.reshape(n * n, n).argmax(axis=1) + 1
+
+
+# boards -------------------------------------------------------------------------------------------
+
+def random_solution(random, n):
+    """A board without open cells, by a random search that begins anew where it goes on too long."""
+    while True:
+        found = search(np.zeros(n * n, dtype=np.int64), n, 1, random, nodes=40 * n)
+        if found:
+            return found[0]
+
+
+def minimal_board(random, n, by_singles=False):
+    """
+    A board (n^2,) of which no clue could go, and its solution: with less clues it would have
+    another solution, or, by_singles, singles would not solve it.
+    """
+    units, _ = bits_of(n)
+    solution = random_solution(random, n)
+    board = solution.copy()
+    for cell in random.sample(range(n * n), n * n):
+        board[cell] = 0
+        if by_singles:
+            fits = singles(fill(board, n), units, n)[1] == []
+        else:
+            fits = len(search(board, n)) == 1
+        if not fits:
+            board[cell] = solution[cell]
+    return board, solution
+
+
+def board_in(text):
+    """Letters -> a board: blanks and line ends are skipped, . and 0 are open cells."""
+    return np.array([DIGITS.find(letter) + 1 for letter in ''.join(text.split()).upper()])
+
+
+@lru_cache
+def pool(n):
+    """The boards of training (1000 or more, n^2): 4 x 4 and 6 x 6 made here, 9 x 9 read."""
+    if n == 9:
+        with lzma.open(BOARDS, 'rt') as f:
+            return np.array([board_in(line) for line in f])
+    random = Random(f'training {n}')
+    return np.array([minimal_board(random, n, by_singles=True)[0] for _ in range(1000)])
+
+
+@lru_cache(maxsize=None)
+def solution_of(n, number):
+    """The solution of a board in pool(n)."""
+    return search(pool(n)[number], n, 1)[0]
+
+
+# the task ----------------------------------------------------------------------------------------
+
+def candidates_of(board, n):
+    """The tokens of the candidates of a board, (n^3,)."""
+    given = board[:, None] == np.arange(1, n + 1)
+    return np.where(given, GIVEN, np.where(board[:, None] > 0, RULED_OUT, OPEN)).flatten()
+
+
+def labels_of(board, solution, n):
+    """The labels of the candidates of a board with this solution, (n^3,)."""
+    y = np.where(solution[:, None] == np.arange(1, n + 1), YES, NO)
+    y[board > 0] = NOT_ASKED
+    return y.flatten()
+
+
+def depths_of(board, n):
+    """The round in which singles fill the cell of each candidate (n^3,), n^2 if they never do."""
+    rounds = {}
+    singles(fill(board, n), bits_of(n)[0], n, rounds)
+    depths = np.where(board > 0, 0, n * n)
+    for t, number in rounds.items():
+        if board[t // n] == 0:
+            depths[t // n] = number
+    return depths.repeat(n)
+
+
+@dataclass
+class Sudokus(tasks.Task):
+    """
+    Boards without a clue that could go: with less clues, a board of 9 x 9 has more than one
+    solution, and singles do not solve one of another size. with_singles: nor one of 9 x 9.
+
+    In training boards of 4 x 4, 6 x 6 and twice 9 x 9 come in turn, those of 9 x 9 with 0 to `more`
+    clues more, and half of the square ones with rows for columns; the model would see no difference
+    in other shuffles. Held-out boards are made anew.
+    """
+    with_singles: bool = False
+    more: int = 15
+
+    block_size = 729
+    most_held_out = 200 * 729
+
+    def __call__(self, rng, rows, T):
+        n = side_of(T)
+        random = Random(int(rng.integers(2 ** 62)))
+        problems = []
+        for _ in range(rows):
+            board, solution = minimal_board(random, n, self.with_singles or n != 9)
+            problems.append((candidates_of(board, n), labels_of(board, solution, n),
+                             depths_of(board, n)))
+        return tuple(map(np.stack, zip(*problems)))
+
+    def batch(self, rng, rows, T):
+        random = Random(int(rng.integers(2 ** 62)))
+        n = random.choice([side for side in (4, 6, 9, 9) if side <= side_of(T)])
+        rows *= 1 if n == 9 else 3
+        xs = []
+        ys = []
+        for _ in range(rows):
+            number = random.randrange(len(pool(n)))
+            board = pool(n)[number].copy()
+            solution = solution_of(n, number)
+            open_cells = np.flatnonzero(board == 0).tolist()
+            more = random.randint(0, self.more if n == 9 else len(open_cells) // 2)
+            for cell in random.sample(open_cells, more):
+                board[cell] = solution[cell]
+            h, w = BOXES[n]
+            if h == w and random.random() < 0.5:        # rows for columns
+                board, solution = (grid.reshape(n, n).T.flatten() for grid in (board, solution))
+            xs.append(candidates_of(board, n))
+            ys.append(labels_of(board, solution, n))
+        x = np.stack(xs)
+        return x, np.stack(ys), np.zeros_like(x)        # nobody asks for depths in training
+
+    def budget(self, T):
+        return 256
+
+    def words(self):
+        return ['?', '+', '-', 'no', 'yes']
+
+    def read(self, text):
+        """
+        A board as somebody types it, in any number of lines -> the words of its candidates: n^2
+        letters row by row, 1 to 9 and then A to G, . or 0 for an open cell.
+        """
+        letters = ''.join(text.split()).upper().replace('0', '.')
+        sides = {n * n: n for n in BOXES}
+        check(len(letters) in sides, f'a board has {", ".join(map(str, sides))} letters, row by '
+              f'row, and not {len(letters)}')
+        n = sides[len(letters)]
+        for letter in letters:
+            check(letter in '.' + DIGITS[:n], f"'{letter}' is neither a digit of a board of {n} x "
+                  f'{n}, {DIGITS[0]} to {DIGITS[n - 1]}, nor a . for an open cell')
+        board = board_in(letters)
+        return [self.words()[token] for token in candidates_of(board, n)]
+
+    def oracle(self, words):
+        """Search for the solution. ValueError if there is none, or two, or it takes too long."""
+        n = side_of(len(words))
+        given = np.array(words).reshape(n * n, n) == '+'
+        board = np.where(given.any(axis=1), given.argmax(axis=1) + 1, 0)
+        check([*words] == [self.words()[token] for token in candidates_of(board, n)],
+              'a given digit, +, must rule out the others of its cell, -, and nothing else')
+        check(fill(board, n) is not None, 'a digit is given twice in a row, column or box')
+        solutions = search(board, n, nodes=MOST_NODES)
+        check(solutions is not None, f'not decided after {MOST_NODES:,} branches of a search: the '
+              'board may have one solution, several, or none')
+        check(solutions, 'the board has no solution')
+        check(len(solutions) == 1, 'the board has more than one solution')
+        labels = labels_of(board, solutions[0], n)
+        return [None if label == NOT_ASKED else self.words()[label] for label in labels]
+
+    def valid(self, x, guesses):
+        """
+        Which boards x (B, T) are solved by the guesses (B, T), as the rules alone tell (B,): of
+        the given candidates and those that are guessed to be right, each unit has one.
+        """
+        members, _ = units_of(side_of(x.shape[1]))
+        right = (x == GIVEN) | (x == OPEN) & (guesses == YES)
+        return (right[:, members].sum(axis=-1) == 1).all(axis=(1, 2))
+
+    def picture(self, x, y, guesses, steps):
+        """
+        A board in lines of text: clues in bold, a digit that is guessed on the colour of the loop
+        steps of its cell, with a ! if it is wrong, or ? where there are none or two of them. x, y,
+        guesses, steps: (T,); steps None = no colours.
+        """
+        n = side_of(len(x))
+        h, w = BOXES[n]
+        x, y, guesses = (tokens.reshape(n * n, n) for tokens in (x, y, guesses))
+        steps = None if steps is None else steps.reshape(n * n, n)
+        cells = []
+        for cell in range(n * n):
+            if (x[cell] == GIVEN).any():
+                cells.append(f'\x1b[1m {DIGITS[(x[cell] == GIVEN).argmax()]} \x1b[0m')
+                continue
+            yes = np.flatnonzero((x[cell] == OPEN) & (guesses[cell] == YES))
+            right = np.flatnonzero(y[cell] == YES)
+            text = f' {DIGITS[yes[0]]}' if len(yes) == 1 else ' ?'
+            text += '!' if len(right) and not np.array_equal(yes, right) else ' '
+            cells.append(text if steps is None else paint(text, steps[cell].max()))
+        lines = []
+        for row in range(n):
+            if row and row % h == 0:
+                lines.append('┼'.join(['─' * 3 * w] * (n // w)))
+            boxes = [''.join(cells[n * row + left:n * row + left + w]) for left in range(0, n, w)]
+            lines.append('│'.join(boxes))
+        return '\n'.join([*lines, ''])
+
+
+tasks.TASKS['sudoku'] = Sudokus
+
+
+# the model ---------------------------------------------------------------------------------------
+
+@dataclass
+class SudokuConfig(GPTConfig):
+    """A board of block_size candidates is the largest. They have no positions: pos is 'none'."""
+    block_size: int = 729
+    pos: str = 'none'
+
+    def __post_init__(self):
+        super().__post_init__()
+        side_of(self.block_size)
+        check(self.pos == 'none', "a candidate does not know where it is: pos must be 'none', not "
+              f"'{self.pos}'")
+        check(self.n_head % 4 == 0, 'n_head must be a multiple of 4, a head or more for each kind '
+              f'of unit, not {self.n_head}')
+
+
+@lru_cache
+def by_units(n, device):
+    """
+    Numbers of candidates and kinds, 4 t + kind: in the order of the units, kind by kind, and the
+    places in that order of all of them, (4 n^3,) each.
+    """
+    members, _ = units_of(n)
+    order = (4 * members + np.arange(4)[:, None, None]).reshape(-1)
+    return tuple(torch.from_numpy(table).to(device) for table in (order, np.argsort(order)))
+
+
+class UnitAttention(CausalSelfAttention):
+    """
+    A quarter of the heads reads the cell, a quarter the row, then the column, then the box of a
+    candidate. n: of the boards that are read now, see Sudoku.see.
+
+    Scores grow with log n. Otherwise attention among sixteen is less sharp than among nine, and a
+    model of smaller boards solves none of 16 x 16.
+    """
+    n = 9
+
+    def near(self, pos):
+        """The candidates (T, 4 n) that those at pos (T,) read, one unit after another."""
+        return torch.from_numpy(near_of(self.n)).to(pos.device)[pos]
+
+    def reads_few(self, end):
+        return True
+
+    def readers(self, moved):
+        """moved (B, T), a NumPy mask -> who reads a candidate that moved: its units."""
+        members, unit = units_of(self.n)
+        units = moved[:, members].any(axis=-1)                                  # (B, 4, n^2)
+        return np.any([units[:, kind, unit[kind]] for kind in range(4)], axis=0)
+
+    def within_window(self, kv, pos):
+        return kv, None         # a head reads one kind of unit, see attend
+
+    def attend(self, q, kv, mask):
+        """q (B, T, H, D) over kv of a whole board (B, T, 2, H, D), or of what is near, gathered."""
+        B, T = q.shape[:2]
+        H = self.n_head // 4
+        q = math.log(self.n, 9) * q
+        if kv.dim() == 6:               # of what is near, a head reads the unit of its kind
+            kv = kv.unflatten(2, (4, -1)).unflatten(-2, (4, H))         # (B, T, 4, n, 2, 4, H, D)
+            kv = kv.diagonal(dim1=2, dim2=5).movedim(-1, -3).flatten(-3, -2)    # (B, T, n, 2, H, D)
+            return attend_near(q, kv, mask[:, :self.n])
+        order, places = by_units(self.n, q.device)
+        parts = torch.cat((q[:, :, None], kv), dim=2).unflatten(3, (4, H)).transpose(2, 3)
+        parts = parts.reshape(B, 4 * T, -1).index_select(1, order)
+        parts = parts.view(B, 4 * self.n ** 2, self.n, 3, H, -1)
+        q, k, v = parts.permute(3, 0, 1, 4, 2, 5).flatten(2, 3)         # (B, 4 n^2 H, n, D) each
+        y = F.scaled_dot_product_attention(q, k, v)
+        y = y.unflatten(1, (-1, H)).transpose(2, 3).reshape(B, 4 * T, -1).index_select(1, places)
+        return y.view(B, T, self.n_head, -1)
+
+
+class SudokuBlock(Block):
+    attention = UnitAttention
+
+
+class Sudoku(GPT):
+    """A model of boards. It reads them whole, of any size up to block_size."""
+    Config, block = SudokuConfig, SudokuBlock
+
+    def see(self, T):
+        """Tell the layers the size of the boards that come, of T candidates each."""
+        n = side_of(T)
+        for module in self.modules():
+            if isinstance(module, UnitAttention):
+                module.n = n
+
+    def hidden(self, idx, plan):
+        check(plan.span.start == 0, 'a board is read whole: choose no other cache than exact')
+        self.see(idx.shape[1])
+        return super().hidden(idx, plan)
+
+
+# the boards of training ---------------------------------------------------------------------------
+
+def main():
+    """Write sudoku_boards.txt.xz, a board a line."""
+    random = Random(seed)
+    with lzma.open(BOARDS, 'wt', preset=9) as f:
+        for _ in range(n_boards):
+            board, _ = minimal_board(random, 9)
+            print(''.join(map(str, board)), file=f)
+    print(f'{BOARDS}: {n_boards} boards')
+
+
+if __name__ == '__main__':
+    from common.configurator import configure
+    from common.errors import run
+    configure(globals())
+    run(main)
