@@ -110,7 +110,6 @@ class Calc(Task):
 
     def __post_init__(self):
         check(self.p >= 2, f'p must be at least 2, not {self.p}')
-        check(0 < self.reset <= 1, f'reset must lie in (0, 1], not {self.reset}')
 
     def __call__(self, rng, rows, T):
         p = self.p

