@@ -97,73 +97,42 @@ SHOWN = dict(name='', ce_minus_full='+.4f', accuracy='.4f', mean_evals='.2f', id
 
 @dataclass(frozen=True)
 class Method:
-    """Fixed loops, one token after another: a way to decode."""
-    n_loop: int                     # the loop budget
+    """A way to decode."""
+    n_loop: int                     # the loop budget; 0 = a model without groups
     cache: str | int = 'exact'
-    rule: Exit | None = None
-    kind = 'fixed loops'            # its label in ledger.png
-    reads = True                    # can it read a window? A decoder can only write
-    decoder = decode.OneByOne()
+    rule: Exit | None = None        # None = fixed loops
+    decoder: str = 'one_by_one'     # its name and arguments. The others can only write texts
+
+    @property
+    def kind(self):
+        """Its label in ledger.png."""
+        if self.decoder != 'one_by_one':
+            return self.decoder.partition(':')[0]
+        if self.rule:
+            return 'exit rules'
+        return 'fixed loops' if self.n_loop else 'no loops'
 
     def columns(self):
         """The columns of bench.csv that say what it is."""
         rule = self.rule
-        return dict(name=self.name(), kind=self.kind, cache=self.cache, n_loop=self.n_loop,
+        words = f'{rule.name} {rule.tau:g}' if rule else f'loops {self.n_loop}'
+        if self.decoder == 'one_by_one':
+            words += f', {self.cache}' + (', wake' if rule and rule.wake else '')
+        else:
+            words = f'{self.decoder}, {words}'
+        return dict(name=words, kind=self.kind, cache=self.cache, n_loop=self.n_loop,
                     rule=rule.name if rule else None, tau=rule.tau if rule else None,
-                    wake=rule.wake if rule else None, decoder=self.decoder_name())
-
-    def name(self):
-        """What it is, in words."""
-        return f'loops {self.n_loop}, {self.cache}'
-
-    def decoder_name(self):
-        return 'one_by_one'
+                    wake=rule.wake if rule else None, decoder=self.decoder)
 
     def plan(self, model):
         return Plan(model.loop_counts(self.n_loop), self.rule, as_noise(seed))
-
-
-class NoLoops(Method):
-    """A model without groups."""
-    kind = 'no loops'
-
-
-class ExitRule(Method):
-    """Each token loops until the rule lets it go."""
-    kind = 'exit rules'
-
-    def name(self):
-        awake = ', wake' if self.rule.wake else ''
-        return f'{self.rule.name} {self.rule.tau:g}, {self.cache}{awake}'
-
-
-@dataclass(frozen=True)
-class Decoded(Method):
-    """A decoder writes a text; its name and arguments are `call`."""
-    call: str = ''
-    reads = False
-
-    @property
-    def kind(self):
-        return self.call.partition(':')[0]
-
-    @property
-    def decoder(self):
-        return decode.decoder_of(self.call)
-
-    def decoder_name(self):
-        return self.call
-
-    def name(self):
-        words = f'{self.call}, {self.n_loop} loops'
-        return f'{words}, {self.rule.name} {self.rule.tau:g}' if self.rule else words
 
 
 def methods_of(model, task=None):
     """What the knobs ask for, the full budget first. task: a tasks.Task; None = a text."""
     is_task = task is not None
     if not model.groups:
-        return [NoLoops(1)]
+        return [Method(0)]
     wakes = values_of('wake') or [is_task]
     budget = n_loop
     if budget is None and is_task and True in wakes:
@@ -178,7 +147,7 @@ def methods_of(model, task=None):
         check(can_wake or wake is None or False in wakes, 'tokens wake only in problems that are '
               'read in one pass, with --cache=exact: leave out --wake')
         for may_wake in wakes:
-            methods += [ExitRule(budget, policy, rule)
+            methods += [Method(budget, policy, rule)
                         for rule in rules_of(may_wake and can_wake, policy)]
     if n_prompts and not is_task:       # decoders write texts
         for call in values_of('decoder'):
@@ -186,7 +155,7 @@ def methods_of(model, task=None):
             most = getattr(way, 'check', None) or budget
             policy = way.cache or 'exact'
             of_rules = rules_of(False, policy, way) if way.rule else [None]
-            methods += [Decoded(most, policy, rule, call) for rule in of_rules]
+            methods += [Method(most, policy, rule, call) for rule in of_rules]
     for method in methods:
         method.plan(model)              # ValueError for a budget that no model takes
     return list(dict.fromkeys(methods))         # each once
@@ -278,8 +247,8 @@ def time_to_write(model, method, prompt, n_new):
     torch.manual_seed(seed)
     passes = []                         # of each pass the loop steps computed, (1, T, groups)
     plan = replace(method.plan(model), passes=passes)
-    stream = decode.stream(model, prompt, n_new, plan, method.decoder, method.cache,
-                           temperature=0)
+    decoder = decode.decoder_of(method.decoder)
+    stream = decode.stream(model, prompt, n_new, plan, decoder, method.cache, temperature=0)
     tokens = [next(stream)[0]]          # this also reads the prompt
     passes.clear()
     begin = now()
@@ -315,7 +284,7 @@ def measure(model, methods, idx, targets, prompts, path, is_task, deepest=None):
     full = None
     for method, row in zip(methods, rows):
         row['deepest'] = deepest
-        if not method.reads:
+        if method.decoder != 'one_by_one':
             continue
         windows = quality(model, method, idx, targets)
         full = windows if full is None else full
@@ -348,7 +317,8 @@ def measure(model, methods, idx, targets, prompts, path, is_task, deepest=None):
 def compile_all(model, methods, prompt):
     """Compile the passes of all methods. Their first calls do the work, so they are made here."""
     from compiled import compile_passes
-    compile_passes(model, set().union(*(method.decoder.widths for method in methods)))
+    widths = [decode.decoder_of(method.decoder).widths for method in methods]
+    compile_passes(model, set().union(*widths))
     for method in methods:
         time_to_write(model, method, prompt, new_tokens)
 
@@ -359,7 +329,7 @@ def families_of(methods):
     """The exit rules: {(name, cache, wake): methods, from the smallest threshold on}."""
     families = {}
     for method in methods:
-        if isinstance(method, ExitRule):
+        if method.kind == 'exit rules':
             key = method.rule.name, method.cache, method.rule.wake
             families.setdefault(key, []).append(method)
     check(families, 'there is no threshold to find: no exit rule is given, or nothing loops')
@@ -492,6 +462,8 @@ def main():
     dev, _ = pick_device(device, 'float32')
     check(new_tokens > 1, 'new_tokens must be at least 2, since the first one is not timed')
     check(calibrate or store is False, 'store is for --calibrate')
+    check(store is False or len(values_of('wake')) < 2, 'a threshold is stored for tokens that '
+          'wake or for tokens that do not: give one --wake')
     check(damping is None or not calibrate, 'exits.json is for the damping of the run: leave out '
           '--damping')
     model, checkpoint, folder, results = open_run(out_dir, dev, length=length, damping=damping)

@@ -3,9 +3,9 @@ Compiled and recorded passes of a text that is written; sample.py and bench.py l
 
     python sample.py --compile          fixed loops, drafts and waves
 
-A graph is made for each width of a pass, at any place in the text. On CUDA the passes are recorded
-as CUDA graphs. A pass with an exit rule stays as it is, since the host decides after each loop step
-and compiling saves next to nothing; so does reading a prompt.
+A graph is made for each width and loop count of a pass, at any place in the text. On CUDA the
+passes are recorded as CUDA graphs. A pass with an exit rule stays as it is, since the host decides
+after each loop step and compiling saves next to nothing; so does reading a prompt.
 """
 from dataclasses import replace
 
@@ -18,8 +18,8 @@ from loops import of_groups
 class Recorded:
     """
     Passes over one cache as CUDA graphs: a setting is recorded at its second call, and later calls
-    run the same kernels for other tokens. There the host needs more time to launch the kernels of a
-    pass than the card to run them, and recording takes a fraction of a second, not minutes.
+    run the same kernels for other tokens. On a GPU the host needs more time to launch the kernels
+    of a pass than the GPU to run them, and recording takes a fraction of a second, not minutes.
 
     A graph always reads and writes the memory with which it was recorded: the cache, and the
     tensors of that call. So nobody else may use these.
@@ -51,7 +51,7 @@ class Recorded:
         return x.clone(), [result | dict(x=result['x'].clone()) for result in results]
 
 
-def compile_passes(model, widths=(1, 5), **how):
+def compile_passes(model, widths, **how):
     """
     Compile the passes over new tokens, if they have one of these widths, from now on: a graph for
     each of them, at any place. On CUDA they are recorded. how: for torch.compile.

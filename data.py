@@ -110,7 +110,7 @@ def hold_out(texts):
     ends = lengths.cumsum()
     cut = int(0.95 * ends[-1])
     if 10 * lengths[np.searchsorted(ends, cut, side='right')] <= ends[-1]:
-        cut = ends[np.abs(ends[:-1] - cut).argmin()]
+        cut = ends[np.abs(ends - cut).argmin()]
     documents = []
     for text, start in zip(texts, ends - lengths):
         place = max(0, cut - start)
@@ -227,8 +227,7 @@ def found(folder, call):
     meta = read_meta(folder)
     check(meta.get('call') == call, f'{folder} was made in another way: --overwrite replaces it, '
           'or choose another name')
-    print(f'{folder} is there already, and the text was not read again: --overwrite makes it '
-          'anew', file=sys.stderr)
+    print(f'{folder} is there already: --overwrite makes it anew', file=sys.stderr)
     return meta
 
 
@@ -241,6 +240,7 @@ def write(documents, encoding, folder, most_tokens):
         for split, text in documents:
             ids = encoding.encode(text) + [encoding.eot_token]
             bins[split].write(np.array(ids, dtype='<u2').tobytes())
+            val.flush()         # a disk that train.bin has filled would have no room for it
             n_tokens += len(ids)
             if n_tokens >= most_tokens:
                 break

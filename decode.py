@@ -177,9 +177,9 @@ class Decoder:
         """
         raise NotImplementedError
 
-    def in_words(self, plan, loops):
-        """What sample.py prints. loops: the loops and the rule of the plan, in words."""
-        return loops
+    def in_words(self, plan, words):
+        """What sample.py prints. words: the loops and the rule of the plan."""
+        return words
 
     @property
     def widths(self):
@@ -246,15 +246,15 @@ class Drafts(Decoder):
         if self.tokens < 1:
             raise ValueError(f'drafts need at least 1 token, not {self.tokens}')
 
-    def in_words(self, plan, loops):
-        return f'drafts of {self.draft_loops(plan)} checked by {loops}'
+    def in_words(self, plan, words):
+        return f'drafts of {self.draft_loops(plan)} checked by {words}'
 
     @property
     def widths(self):
         return {1, 1 + self.tokens}         # the check reads the token before the drafts, too
 
     def __call__(self, model, plan, text, most):
-        # the window and `most` need room for the token that the check adds
+        # the check adds a token, for which the window and `most` need room
         position = text.position
         room = min(self.tokens, text.block_size - 1 - position, most - 1)
         few_loops = replace(plan, counts=[self.draft_loops(plan)] * len(plan.counts), rule=None)
@@ -328,8 +328,8 @@ class Wave(Decoder):
             raise ValueError('a wave needs a model with recurrent groups that read their input in '
                              'every step, and a rule that reads the states of a token alone')
 
-    def in_words(self, plan, loops):
-        return f'a wave of {self.width}, {loops}'
+    def in_words(self, plan, words):
+        return f'a wave of {self.width}, {words}'
 
     @property
     def widths(self):
@@ -346,12 +346,13 @@ class Wave(Decoder):
 
     def join(self, model, text, most):
         """A token joins at the end; no more than fit into the width, the block and the text."""
+        if len(self.columns) == min(self.width, text.block_size - text.position, most):
+            return
         groups = len(model.groups)
         token = self.says[-1] if self.columns else text.last.item()
         unknown = torch.full((model.config.n_embd,), math.nan, device=text.idx.device)
         self.columns.append(Column(token, [unknown] * groups, [None] * groups,
                                    np.zeros(groups, dtype=int)))
-        del self.columns[min(self.width, text.block_size - text.position, most):]
 
     def run_pass(self, model, plan, text):
         """All columns through the model -> what they predict (1, w)."""
@@ -365,25 +366,25 @@ class Wave(Decoder):
             column.age += 1
             column.passes += 1
         for g, result in enumerate(results):
-            self.observe(g, before[g], result['x'][0], plan.rule, model.readout)
+            self.judge(g, before[g], result['x'][0], plan.rule, model.readout)
         return text.draw(logits)
 
-    def observe(self, g, before, after, rule, logits_of):
+    def judge(self, g, before, after, rule, logits_of):
         """A step of group g, states (w, C): the rule's signal, and how often it has been small."""
         columns = self.columns
         check_finite(after)
-        if rule:
-            memos = stack_known([column.memos[g] for column in columns])
-            passes = np.array([column.passes for column in columns])
-            value, memos = rule.signal(before, after, memos, logits_of)
-            small = rule.is_small(value, after, passes)
+        for column, state in zip(columns, after):
+            column.states[g] = state
+        if rule is None:
+            return
+        memos = stack_known([column.memos[g] for column in columns])
+        value, memos = rule.observe(before, after, memos, logits_of)
+        small = rule.is_small(value, after, np.array([column.passes for column in columns]))
         for i, column in enumerate(columns):
-            column.states[g] = after[i]
-            if rule:
-                column.memos[g] = None if memos is None else memos[i]
-                # the first pass with an input tells of the change of the input
-                is_small = small[i] and column.age > 1
-                column.streak[g] = column.streak[g] + 1 if is_small else 0
+            column.memos[g] = None if memos is None else memos[i]
+            # the first pass with an input tells of the change of the input
+            is_small = small[i] and column.age > 1
+            column.streak[g] = column.streak[g] + 1 if is_small else 0
 
     def leave(self, model, plan, text, predictions):
         """The leading columns that are certain leave -> their predictions and loop steps."""

@@ -54,8 +54,8 @@ def algorithm_1(f, x0, tau, k_max):
 #     x0, x1      (..., C)
 #     memo        what the signal returned after the token's last step, a tensor (..., any) or None;
 #                 None in its first step. A sleeping token takes steps of length 0, from x to x, so
-#                 after waking the memo is that of such a step. A ratio of two step norms, say, must
-#                 then still be a number: the last step norm was 0
+#                 after waking the memo is that of such a step: a signal that divides by the length
+#                 of the last step must survive a 0
 #     logits_of   state (..., C) -> logits (..., V), see Exit.reads
 #     value       (...), compared with tau. NaN = not known yet for this token, which counts as not
 #                 small. A yes-or-no signal is 0 where a token may exit and 1 elsewhere, with a tau
@@ -89,8 +89,7 @@ def accel(x0, x1, memo, logits_of):
 
 
 def accel_hat(x0, x1, memo, logits_of):
-    """Eq. 6: acceleration over the norms of both updates; [0, 1] by the triangle inequality."""
-    # differs from the paper, which gives the range [0, 2]
+    """Eq. 6: acceleration over the norms of both updates. The paper says [0, 2]; it is [0, 1]."""
     value, delta = accel(x0, x1, memo, logits_of)
     if memo is not None:
         value = value / (vector_norm(delta, dim=-1) + vector_norm(memo, dim=-1) + EPS)
@@ -118,7 +117,7 @@ class Exit:
     keep: True, the token keeps the state after the step that triggered the exit; False, the state
     before it, as Algorithm 1 has it.
     wake: a token that is still sleeps until a token that it reads moves, see loop.
-    reads: the model's method behind the signal's logits_of, see GPT.logits_of. `readout` is ln_f
+    reads: the model's method behind the signal's logits_of, see GPT.reader. `readout` is ln_f
     and the head, of each token by itself. Any other method gets whole rows; `through_coda` runs the
     last layers first.
 
@@ -132,6 +131,14 @@ class Exit:
     reads: str = 'readout'
     name: str = ''
 
+    def observe(self, x0, x1, memo, logits_of):
+        """The signal of a step -> its value and the new memo. ValueError if it is not a pair."""
+        pair = self.signal(x0, x1, memo, logits_of)
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise ValueError(f"the signal of the exit rule '{self.name}' must return a pair, its "
+                             'value and its memo')
+        return pair
+
     def is_small(self, value, x1, evals):
         """
         Algorithm 1, line 7: is the signal below tau? A NumPy array (N,). value: the signal after
@@ -143,8 +150,8 @@ class Exit:
             raise ValueError(f"the signal of the exit rule '{self.name}' must have one value for "
                              f'each token, {tuple(x1.shape[:-1])}, not {tuple(value.shape)}')
         value = value.numpy(force=True)         # waits for the device
-        unknown = value != value                # a NaN differs from itself
-        if np.count_nonzero(unknown):
+        unknown = np.isnan(value)
+        if unknown.any():
             check_finite(x1)
             if (unknown & (evals >= 3)).any():
                 raise ValueError(f"the signal of the exit rule '{self.name}' is still NaN after "
@@ -171,10 +178,10 @@ EXITS = {
 }
 
 
-def make_exit(name, tau=None, hits=None, wake=False):
+def make_exit(name, tau=None, wake=False):
     """
-    The rule called `name`, from EXITS, or MODULE:NAME from the EXITS of another file. tau and hits
-    replace the rule's own. ValueError for an unknown name, and for a tau that is no number >= 0.
+    The rule called `name`, from EXITS, or MODULE:NAME from the EXITS of another file. tau replaces
+    the rule's own. ValueError for an unknown name, and for a tau that is no number >= 0.
     """
     file, _, short = name.rpartition(':')
     try:
@@ -191,9 +198,9 @@ def make_exit(name, tau=None, hits=None, wake=False):
     tau = rule.tau if tau is None else float(tau)
     if not tau >= 0:
         raise ValueError(f'tau must be a number >= 0, not {tau}')
-    # one rule has one name, also where another file has entered it in this table
+    # one rule has one name: mine:best is `best` if mine.py enters it in this table
     name = short if rules is EXITS else name
-    return replace(rule, name=name, tau=tau, wake=wake, hits=rule.hits if hits is None else hits)
+    return replace(rule, name=name, tau=tau, wake=wake)
 
 
 def choose(rule=None, tau=None, wake=False, cache='auto', decoder=None, rows=()):
@@ -218,24 +225,27 @@ def choose(rule=None, tau=None, wake=False, cache='auto', decoder=None, rows=())
         cache = needed or 'exact'
     if needed and cache != needed:
         raise ValueError(f"{type(decoder).__name__} needs the cache '{needed}', not {cache!r}")
-    if rule is not None and not isinstance(rule, str):
-        return rule, cache, ''
-    own = decoder.rule if decoder else None             # (name, tau)
-    if rule is None and own:
-        rule = own[0]
+    own_rule, own_tau = (decoder and decoder.rule) or (None, None)
     if rule is None:
-        if tau is not None or wake:
-            raise ValueError('tau and wake need an exit rule, such as accel')
+        rule = own_rule
+    if rule is None and (tau is not None or wake):
+        raise ValueError('tau and wake need an exit rule, such as accel')
+    if rule is None:
         return None, cache, ''
+    if isinstance(rule, Exit):
+        if tau is not None or wake:
+            raise ValueError('a rule that is made has its tau and wake already')
+        return rule, cache, ''
+
+    rule = make_exit(rule, tau, wake)
     if tau is not None:
-        return make_exit(rule, tau, wake=wake), cache, ''
-    chosen = make_exit(rule, wake=wake)
-    if own and chosen.name == own[0]:
-        return replace(chosen, tau=own[1]), cache, f'as in a {type(decoder).__name__.lower()}'
+        return rule, cache, ''
+    if rule.name == own_rule:
+        return replace(rule, tau=own_tau), cache, f'as in a {type(decoder).__name__.lower()}'
     for row in rows:
-        if (row['rule'], row['cache']) == (chosen.name, cache):
-            return replace(chosen, tau=row['tau']), cache, 'exits.json'
-    return chosen, cache, 'not measured for this model'
+        if (row['rule'], row['cache']) == (rule.name, cache):
+            return replace(rule, tau=row['tau']), cache, 'exits.json'
+    return rule, cache, 'not measured for this model'
 
 
 # many tokens at once ------------------------------------------------------------------------------
@@ -248,7 +258,7 @@ def loop(f, x, k_max, rule, logits_of=None, readers=None, record=None):
 
     f(x, k, at): step k of the tokens `at` -> their states after it (N, C). x (B T, C): the states
     of all tokens; `at` (N,) numbers those that are awake, b T + t.
-    logits_of(states, at, x): what the signal reads of the tokens `at` in their states (N, C).
+    logits_of(states, at, x): the logits of the tokens `at` in these states (N, C).
     readers(moved): who reads a token that moved, (B, T) -> (B, T); None = nobody wakes.
     record(awake, x): called after each step with who was awake (B, T), and all states (B T, C).
 
@@ -272,27 +282,26 @@ def loop(f, x, k_max, rule, logits_of=None, readers=None, record=None):
     for k in range(1, k_max + 1):
         # a step of the tokens that are awake, and its signal
         at = places(awake, x)
-        x0 = x[at]
         x1 = f(x, k, at)                            # (N, C)
-        value, memos = observe(rule, x0, x1, memos, at, x, logits_of)
+        value, memos = observe(rule, x1, memos, at, x, logits_of)
         evals += awake
         streak[awake] = (streak[awake] + 1) * rule.is_small(value, x1, evals[awake])
 
-        # who has moved loops on, and so do all that read one who has, if the rule wakes
+        # who has moved loops on, and if the rule wakes, so do all that read one who has
         moved = awake & (streak < rule.hits)
         next_awake = readers(moved) if readers else moved
-        x[at] = x1
-        kept[awake if rule.keep else awake & next_awake] = k
 
-        asleep = awake & ~next_awake
-        if asleep.any():
-            falls = places(asleep, x)
-            if not rule.keep:       # Algorithm 1 throws the step that triggered away
-                x[falls] = x0[places(asleep[awake], x)]
-            if readers and memos is not None:   # from now on it takes steps of length 0
-                _, memos = observe(rule, x[falls], x[falls], memos, falls, x, logits_of)
+        # Algorithm 1 throws the step that triggered away
+        takes = awake if rule.keep else awake & next_awake
+        x[places(takes, x)] = x1[places(takes[awake], x)]
+        kept[takes] = k
         if record:
             record(awake, x)
+
+        # who falls asleep takes steps of length 0 from now on
+        falling = places(awake & ~next_awake, x)
+        if readers and memos is not None and len(falling):
+            _, memos = observe(rule, x[falling], memos, falling, x, logits_of)
         awake = next_awake
         if not awake.any():
             break
@@ -306,17 +315,14 @@ def places(mask, like):
     return at.to(like.device, non_blocking=True) if like.is_cuda else at
 
 
-def observe(rule, x0, x1, memos, at, x, logits_of):
+def observe(rule, x1, memos, at, x, logits_of):
     """
-    The signal of the tokens `at` in their step from x0 to x1 (N, C) -> its value (N,), and the
-    memos of all tokens (B T, any).
+    The signal of the tokens `at` in their step from x (B T, C) to x1 (N, C) -> its value (N,), and
+    the memos of all tokens (B T, any).
     """
     memo = None if memos is None else memos[at]
-    found = rule.signal(x0, x1, memo, partial(logits_of, at=at, x=x) if logits_of else None)
-    if not isinstance(found, tuple) or len(found) != 2:
-        raise ValueError(f"the signal of the exit rule '{rule.name}' must return a pair, its value "
-                         'and its memo')
-    value, memo = found
+    logits_of = partial(logits_of, at=at, x=x) if logits_of else None
+    value, memo = rule.observe(x[at], x1, memo, logits_of)
     if memo is None:
         return value, None
     if memos is None:                                   # the first step, which all tokens take

@@ -113,7 +113,7 @@ class RMSNorm(nn.RMSNorm):
 
     def __init__(self, C, eps=1e-6):
         super().__init__(C, eps=eps)
-        # tensors are faster than numbers
+        # as tensors, which are faster than numbers; on the CPU even in a model on the meta device
         self.root = torch.tensor(C ** 0.5, device='cpu')
         self.floor = torch.tensor((C * eps) ** 0.5, device='cpu')
 
@@ -130,7 +130,7 @@ class RMSNorm(nn.RMSNorm):
 class Injection(nn.Module):
     """
     How e comes into a loop step. join returns float32, under autocast too. An injection
-    initialises itself: in __init__, or in init_weights, which the model calls at its turn.
+    initialises itself, in __init__ or in init_weights.
     """
     reads_e = True          # does the input come in? If not, only x^(0) can bring it in
     weights_of_e = 0        # how many weights from_e multiplies e with, once a pass
@@ -139,10 +139,13 @@ class Injection(nn.Module):
         super().__init__()
 
     def init_weights(self):
-        """Called in the order of the model's draws; what __init__ has made stays."""
+        """GPT.init_weights calls it, in the order of the layers."""
 
     def from_e(self, e):
-        """What all steps of a pass take from e, (B, T, C); computed once a pass."""
+        """
+        What all steps of a pass take from e (B, T, C), computed once: one tensor (B, T, any). For
+        two things, torch.cat them here and chunk them in join.
+        """
         return e
 
     def join(self, x, from_e):
@@ -287,12 +290,12 @@ class RecurrentGroup(nn.Module):
         e (B, T, C) -> what the next layer gets (B, T, C), and the results of the group, a dict:
 
             e, x            what entered; the last states (B, T, C)
-            states          all states (K+1, B, T, C) if plan.keep_states is on, otherwise None; of
-                            a token that sleeps the same one again
+            states          all states (K+1, B, T, C) if plan.keep_states is on, otherwise None; a
+                            sleeping token repeats its state
             steps_used      (B, T): the last step kept; with waking, steps asleep count
             evals           (B, T): the block maps evaluated
-            awake           with a rule, and if plan.keep_diary is on: who was computed in each
-                            step, an array of the numbers b T + t
+            awake           with a rule, and if plan.keep_diary is on: a list of arrays, the numbers
+                            b T + t of the tokens that were computed in each step
 
         logits_of: see exits.loop. ValueError for a rule while training.
         """
@@ -307,7 +310,7 @@ class RecurrentGroup(nn.Module):
             x, result = self.loop_with_exits(x, e, plan, logits_of)
             return self.output(x), dict(e=e, x=x) | result
 
-        f = self.map_among_all(e, plan.span, plan.cache)
+        f = self.map_of_all(e, plan.span, plan.cache)
         states = [x] if plan.keep_states else None
         for k in range(1, n_loop + 1):
             # Geiping 3.3: gradients through the last bptt_k steps
@@ -330,15 +333,15 @@ class RecurrentGroup(nn.Module):
         # is enough for a single pass, where all tokens are at the same step
         cache = plan.cache or {block: KeysValues(1, T) for block in self.core}
 
-        # who has to wake when a token moves, and is it cheaper to compute the awake tokens alone?
+        # With two layers in the core, news travels two windows in a step, and `readers` knows one.
+        # A token in the second window then wakes a step later, once one in the first has moved
         attention = self.core[0].attn
-        # With two layers in the core, news travels two windows in a step, and `readers` knows one:
-        # a token in the second window wakes a step later, if the news moves a token of the first
         readers = attention.readers if rule.wake else None
-        if readers and attention.reads_few(T) and plan.cache is None:
+        # where a token reads few others, it is cheaper to compute the awake tokens alone
+        if attention.reads_few(T) and plan.cache is None:
             f = self.map_of_awake(e, cache)
         else:
-            f = self.map_among_all(e, plan.span, cache)
+            f = self.map_of_all(e, plan.span, cache)
 
         diary = []
         states = [x] if plan.keep_states else None
@@ -357,17 +360,17 @@ class RecurrentGroup(nn.Module):
         return x, dict(states=torch.stack(states) if states else None, steps_used=steps_used,
                        evals=evals, awake=diary)
 
-    def map_among_all(self, e, span, cache=None):
+    def map_of_all(self, e, span, cache=None):
         """
-        The block map of a pass that computes all tokens in each step: f(x, k, at=None) -> the
-        states after step k, of all tokens like x (B, T, C); or of the tokens `at` alone (N, C), x
-        being (B T, C), see exits.loop. The others keep their keys and values.
+        The block map that computes all tokens in each step: f(x, k) -> the states after step k,
+        like x (B, T, C). In exits.loop f(x, k, at) -> those of the tokens `at` alone (N, C); then x
+        is (B T, C), and the other tokens keep their keys and values.
         """
         B, T, C = e.shape
         # e's share of every step, computed once and outside no_grad: the steps with gradients pass
         # them on to e. Under autocast a product is bf16, and the state must stay float32
         from_e = self.adapter.from_e(e).to(e.dtype)
-        own = [cache[block] for block in self.core] if cache else []
+        caches = [cache[block] for block in self.core] if cache else []
 
         def f(x, k, at=None):
             awake = None                        # all of them
@@ -376,7 +379,7 @@ class RecurrentGroup(nn.Module):
                 awake[at] = True
                 awake = awake.view(B, T)
             # each block writes into its own cache; a partial would be compiled anew for each k
-            hooks = [lambda new, kv=kv: kv.update(new, span, k, awake) for kv in own]
+            hooks = [lambda new, kv=kv: kv.update(new, span, k, awake) for kv in caches]
             x1 = self.step_of_pass(x.view(B, T, C), from_e, hooks, span.pos)
             if at is None:
                 return x1

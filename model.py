@@ -28,7 +28,7 @@ from exits import choose
 from loops import INJECTIONS, Plan, RecurrentGroup, RMSNorm, as_noise, of_groups, sample_n_loop
 
 MOST_LOOPS = 1_000_000
-LONG = 64       # in rows of more than so many windows, attention reads only the keys in the window
+LONG = 64       # in rows of more windows than this, the keys of each window are gathered
 
 
 @dataclass
@@ -133,15 +133,15 @@ class CausalSelfAttention(nn.Module):
     Each token reads all tokens up to itself, or the last `window` of them.
 
     A subclass can override each of its three steps alone: queries_keys_values, bring_in and attend.
-    One in which tokens read others overrides `near`, `readers` and `reads_few`, and `bias` if it
-    has a score for each of these places, as RoomAttention in zoo/maze.py. A block names its class,
-    see Block.attention. Heads may share keys and values, see n_kv_head.
+    To let tokens read other places than a window, override `near`, `readers` and `reads_few`; if
+    these places have scores, `bias`; for speed, `within_window`. RoomAttention in zoo/maze.py does
+    all of this. A block names its class, see Block.attention.
     """
 
     def __init__(self, config):
         super().__init__()
         self.n_head = config.n_head
-        self.n_kv_head = config.n_head      # of keys and values; the cache holds so many
+        self.n_kv_head = config.n_head      # fewer, if heads share keys and values
         self.window = config.window
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
@@ -157,8 +157,6 @@ class CausalSelfAttention(nn.Module):
         q, kv = self.queries_keys_values(x, pos)
         kv, mask = self.bring_in(kv, hook, pos)
         return self.c_proj(self.attend(q, kv, mask).flatten(2))
-
-    # the three steps
 
     def qkv(self, x):
         """x (B, T, C) -> queries, keys and values in one (B, T, any), before rotary positions."""
@@ -184,8 +182,9 @@ class CausalSelfAttention(nn.Module):
         mask = None
         if hook is not None:
             kv, mask = hook(kv)
-        if kv.dim() == 5 and self.reads_few(kv.shape[1]):
-            pos = torch.arange(kv.shape[1], device=kv.device) if pos is None else pos
+        end = kv.shape[1]
+        if kv.dim() == 5 and self.reads_few(end):       # near says which are there, not the mask
+            pos = torch.arange(end, device=kv.device) if pos is None else pos
             kv, mask = self.within_window(kv, pos)
         return kv, mask
 
@@ -203,7 +202,7 @@ class CausalSelfAttention(nn.Module):
     # who reads whom
 
     def bias(self):
-        """What is added to the scores of the places of `near`, (any, H)."""
+        """What is added to the scores of the places of `near`, (W, H), or 0."""
         return 0.0
 
     def near(self, pos):
@@ -357,11 +356,8 @@ class GPT(nn.Module):
         # differs from the paper: tokens and positions are scaled (Geiping)
         return x * math.sqrt(self.config.n_embd)
 
-    def readout(self, x, plan=None):
-        """
-        State (..., C) -> logits (..., V), which exit rules read by default. The plan is for methods
-        like the next one, see reader.
-        """
+    def readout(self, x):
+        """State (..., C) -> logits (..., V), which exit rules read by default."""
         return self.lm_head(self.ln_f(x))
 
     def through_coda(self, x, plan=None):
@@ -376,10 +372,10 @@ class GPT(nn.Module):
             x = layer(x, hook, pos)
         return self.readout(x)
 
-    def logits_of(self, rule, plan=None):
+    def reader(self, rule, plan):
         """
-        What a rule reads in a pass, see exits.loop: the method that rule.reads names, as a function
-        of the states (N, C) of the tokens `at`. Any but readout gets whole rows (B, T, C), in which
+        The logits_of of exits.loop for a rule: the method that rule.reads names, as a function of
+        the states (N, C) of the tokens `at`. Any but readout gets whole rows (B, T, C), in which
         the other tokens have the states that they keep. ValueError if this model has no such
         method.
         """
@@ -459,7 +455,7 @@ class GPT(nn.Module):
         if idx.shape[1] > self.config.block_size:
             raise ValueError(f'a sequence of {idx.shape[1]} tokens does not fit block_size = '
                              f'{self.config.block_size}')
-        logits_of = self.logits_of(plan.rule, plan) if plan.rule else None
+        logits_of = self.reader(plan.rule, plan) if plan.rule else None
         x = self.embed(idx, plan.span.pos)
         results = []
         for layer in self.h:

@@ -31,7 +31,6 @@ Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated 
     it          the iteration
     micro       the step of gradient accumulation
     examples    a data set or a task, from which batches and held-out windows come
-    raw         a GPT; model: the same as it is trained, compiled and shared by the processes
 """
 import csv
 import math
@@ -44,7 +43,6 @@ from typing import Literal, get_type_hints
 import numpy as np
 import torch
 from filelock import FileLock, Timeout
-from torch.nn.parallel import DistributedDataParallel
 
 import data
 from common import distributed, errors, evaluation
@@ -136,10 +134,10 @@ def get_batch(examples, it, micro, dev):
     return x.to(dev), y.to(dev)
 
 
-def draw_loops(raw, it, micro):
+def draw_loops(model, it, micro):
     """How often each group loops in this micro step."""
     generator = torch.Generator().manual_seed(derived_seed(seed, 'loops', it, micro))
-    return raw.draw_loops(generator)
+    return model.draw_loops(generator)
 
 
 def noise_of(it, micro, dev):
@@ -159,27 +157,16 @@ def make_model(cls, checkpoint, examples):
     values = dict(vocab_size=vocab_size) | checkpoint.get('model_args', {}) | settings.knobs()
     torch.manual_seed(derived_seed(seed, 'init'))
     names = {field.name for field in fields(cls.Config)}
-    raw = cls(cls.Config(**{name: value for name, value in values.items() if name in names}))
+    model = cls(cls.Config(**{name: value for name, value in values.items() if name in names}))
     if checkpoint:
         with explain('the weights do not fit', 'leave out what you changed', RuntimeError):
-            missing, unexpected = raw.load_state_dict(checkpoint['model'], strict=resume)
+            missing, unexpected = model.load_state_dict(checkpoint['model'], strict=resume)
         if missing or unexpected:       # such as a gate
             say(f'from scratch: {missing}; left out: {unexpected}')
-    return raw
+    return model
 
 
-def as_trained(raw, dev):
-    """The model in the form that is trained: compiled, and shared by the processes, if need be."""
-    if compile or compile is None and dev.startswith('cuda'):
-        compile_layers(raw)
-    if distributed.WORLD == 1:
-        return raw
-    # if no step reads e, layers before a group get no gradient where it loops beyond bptt_k
-    reads_e = all(group.adapter.reads_e for group in raw.groups)
-    return DistributedDataParallel(raw, find_unused_parameters=not reads_e)
-
-
-def forward_backward(model, run, it):
+def forward_backward(run, it):
     """
     The gradient of iteration `it`, over all its micro steps. Returns this process's loss (a tensor,
     for which nobody has waited yet), the loop counts of the last micro step, and the number of
@@ -190,14 +177,13 @@ def forward_backward(model, run, it):
     for micro in range(gradient_accumulation_steps):
         x, y = get_batch(run.examples, it, micro, run.dev)
         n_tokens += distributed.WORLD * x.numel()
-        n_loop = draw_loops(run.raw, it, micro)     # one count per group
-        if distributed.WORLD > 1:                   # the gradients are averaged once, at the end
-            model.require_backward_grad_sync = micro == gradient_accumulation_steps - 1
+        n_loop = draw_loops(run.model, it, micro)   # one count per group
         with run.autocast:
-            _, part = model(x, y, n_loop=n_loop, noise_seed=noise_of(it, micro, run.dev))
+            _, part = run.model(x, y, n_loop=n_loop, noise_seed=noise_of(it, micro, run.dev))
         part = part / gradient_accumulation_steps
         part.backward()
         loss += part.detach()
+    distributed.average([p.grad for p in run.model.parameters() if p.grad is not None])
     return loss, n_loop, n_tokens
 
 
@@ -206,7 +192,7 @@ def forward_backward(model, run, it):
 @dataclass
 class Run:
     """A run as it is now."""
-    raw: torch.nn.Module        # a GPT
+    model: torch.nn.Module      # a GPT
     optimizers: dict            # by the name of their state in a checkpoint
     examples: object            # data.Text or tasks.Problems
     counts: list                # loop counts at which it is evaluated
@@ -277,9 +263,9 @@ def train_on(examples, cls, checkpoint, dev, autocast):
     """Train to the end -> True, or until a signal -> False."""
     check(batch_size % distributed.WORLD == 0, f'batch_size = {batch_size} must be a multiple of '
           f'the number of processes, {distributed.WORLD}')
-    raw = make_model(cls, checkpoint, examples).to(dev)
-    optimizers = make_optimizers(raw, optimizer, learning_rate, weight_decay)
-    run = Run(raw, optimizers, examples, counts_of(raw), dev, autocast)
+    model = make_model(cls, checkpoint, examples).to(dev)
+    optimizers = make_optimizers(model, optimizer, learning_rate, weight_decay)
+    run = Run(model, optimizers, examples, counts_of(model), dev, autocast)
     if resume:
         restore(run, checkpoint)
     checkpoint.clear()                  # frees some GB if the model is large
@@ -310,7 +296,7 @@ def memory_explained():
         if isinstance(error, RuntimeError) and 'tried to allocate' not in str(error).lower():
             raise
         raise ValueError('out of memory: halve batch_size and double gradient_accumulation_steps, '
-                         'which trains alike, or lower bptt_k') from error
+                         'which trains alike, lower bptt_k, or train a smaller model') from error
 
 
 @contextmanager
@@ -320,8 +306,10 @@ def only_writer():
         yield
         return
     os.makedirs(out_dir, exist_ok=True)
-    with explain(f'another training runs in {out_dir}', 'give another --out_dir', Timeout):
+    try:
         lock = FileLock(f'{out_dir}/.lock').acquire(timeout=0)
+    except Timeout:
+        raise ValueError(f'another training runs in {out_dir}: give another --out_dir') from None
     with lock:
         yield
 
@@ -350,7 +338,7 @@ def save(run, name, with_optimizers=True):
     knobs = settings.knobs()
     # so that a --resume with more --max_iters keeps this decay
     knobs['lr_decay_iters'] = lr_decay_iters or max_iters
-    checkpoint = checkpoint_of(run.raw, knobs, run.examples.tokenizer, run.examples.sha256,
+    checkpoint = checkpoint_of(run.model, knobs, run.examples.tokenizer, run.examples.sha256,
                                run.done)
     if with_optimizers:
         checkpoint['best'] = run.best
@@ -364,13 +352,14 @@ def train(run):
     The iterations that are left -> True, or False if a signal has stopped them. An evaluation comes
     before the step of its iteration.
     """
-    model = as_trained(run.raw, run.dev)
-    say(f'{sum(p.numel() for p in run.raw.parameters()) / 1e6:.2f}M parameters, {n_layer} layers, '
-        f'groups {run.raw.config.groups}, {run.examples.description}, {distributed.WORLD} x '
-        f'{run.dev}')
+    if compile or compile is None and run.dev.startswith('cuda'):
+        compile_layers(run.model)
+    size = sum(p.numel() for p in run.model.parameters())
+    say(f'{size / 1e6:.2f}M parameters, {n_layer} layers, groups {run.model.config.groups}, '
+        f'{run.examples.description}, {distributed.WORLD} x {run.dev}')
     log = Log(run)
     steps = []          # since the last row of the log: (seconds, tokens) of each
-    run.raw.train()
+    run.model.train()
     for it in range(run.done, max_iters + 1):
         # the weights so far: ckpt_000000.pt has them as they are drawn
         if it in keep_iters:
@@ -391,8 +380,8 @@ def train(run):
 
         # a step
         began = time.perf_counter()
-        loss, n_loop, n_tokens = forward_backward(model, run, it)
-        norm = torch.nn.utils.clip_grad_norm_(run.raw.parameters(), grad_clip or math.inf)
+        loss, n_loop, n_tokens = forward_backward(run, it)
+        norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), grad_clip or math.inf)
         stops = torch.full_like(loss, len(distributed.stop_signals))
         # means over the processes: losses differ, the norm does not, and a signal to one stops all
         means = distributed.add_up(torch.stack((loss, norm, stops)) / distributed.WORLD)
@@ -451,7 +440,9 @@ class Log:
         self.rows = rows_before(run.done, self.path)
         self.columns = ['iter', 'loss', 'lr', 'grad_norm', 'loops', 'dt_ms', 'tokens_per_s']
         for n_loop in run.counts:
-            self.columns += [f'val_loss_{n_loop}', f'val_acc_{n_loop}'][:1 + run.examples.is_task]
+            self.columns.append(f'val_loss_{n_loop}')
+            if run.examples.is_task:
+                self.columns.append(f'val_acc_{n_loop}')
         self.columns += ['token_corr', 'state_use']
         for row in self.rows[:1]:       # its eval_loops may have been others
             self.columns = list(dict.fromkeys([*self.columns, *row]))
@@ -492,10 +483,10 @@ def evaluate(run, it):
     # the health of the states; while the learning rate warms up, bad values mean nothing
     n_for_health = min(8, run.examples.n_held_out(block_size))
     idx, _ = run.examples.held_out(range(n_for_health), block_size)
-    with evaluating(run.raw):
-        values = evaluation.health(run.raw, idx.to(run.dev), run.autocast)
+    with evaluating(run.model):
+        values = evaluation.health(run.model, idx.to(run.dev), run.autocast)
     if it >= warmup_iters:
-        evaluation.warn_of_collapse(values, run.raw.config.groups)
+        evaluation.warn_of_collapse(values, run.model.config.groups)
     row['token_corr'] = '/'.join(f'{token_corr:.3f}' for token_corr, _ in values)
     row['state_use'] = '/'.join(f'{state_use:.3f}' for _, state_use in values)
     return row, min(score.loss for score in scores.values())
@@ -506,33 +497,33 @@ def evaluate_all(run, n_windows):
     all_windows = run.examples.n_held_out(block_size)
     n_windows = min(n_windows or all_windows, all_windows)
     say(f'iter {run.done}: {n_windows:,} held-out windows of {block_size} tokens')
-    with evaluating(run.raw):
-        scores = {n_loop: evaluation.evaluate(run.raw, run.examples, n_windows, n_loop, run.dev,
+    with evaluating(run.model):
+        scores = {n_loop: evaluation.evaluate(run.model, run.examples, n_windows, n_loop, run.dev,
                                               run.autocast) for n_loop in run.counts}
     evaluation.print_scores(scores, run.examples.is_task)
     return scores
 
 
-def counts_of(raw):
+def counts_of(model):
     """The loop counts of an evaluation, from the knob eval_loops. ValueError for a bad one."""
     check(eval_loops != [], 'eval_loops is empty: leave it out')
     counts = eval_loops or [1, 2, 4, 8]
-    if eval_loops is None and raw.config.loop_draw == 'fixed':
-        counts = raw.draw_loops()[:1]
-    if not raw.groups:
+    if eval_loops is None and model.config.loop_draw == 'fixed':
+        counts = model.draw_loops()[:1]
+    if not model.groups:
         counts = [1]
     for n_loop in counts:
-        raw.loop_counts(n_loop)         # ValueError for a count that no model takes
+        model.loop_counts(n_loop)       # ValueError for a count that no model takes
     return counts
 
 
 @contextmanager
-def evaluating(raw):
+def evaluating(model):
     """In this context a model is in evaluation, without the compiler: shapes are not training's."""
-    raw.eval()
+    model.eval()
     with torch.compiler.set_stance('force_eager'):
         yield
-    raw.train()
+    model.train()
 
 
 def evaluate_only(cls, checkpoint, examples, dev, autocast):
@@ -541,9 +532,9 @@ def evaluate_only(cls, checkpoint, examples, dev, autocast):
     fixed = sorted(shape & settings.flags)
     check(not fixed, '--eval_only takes the model as it was trained: leave out '
           f"{', '.join(fixed)}")
-    raw = load_model(checkpoint, length=block_size, cls=cls).to(dev)
+    model = load_model(checkpoint, length=block_size, cls=cls).to(dev)
     done = checkpoint['iter_num']
-    run = Run(raw, {}, examples, counts_of(raw), dev, autocast, done)
+    run = Run(model, {}, examples, counts_of(model), dev, autocast, done)
     scores = evaluate_all(run, eval_windows if 'eval_windows' in settings.given else None)
     results = folder_of_results(checkpoint['folder'])
     suffix = f"_{checkpoint['file']}-{done}_{dataset}_{block_size}"

@@ -48,6 +48,9 @@ def processes(device, dtype):
     check(STARTED or not {'RANK', 'WORLD_SIZE'} & os.environ.keys(), 'RANK or WORLD_SIZE is set, '
           f"but not all of {', '.join(BY_TORCHRUN)}: start with torchrun, or unset them")
     if WORLD > 1:
+        # if it is loaded later, it holds the threads of the group beyond its end, and a thread that
+        # outlives Python aborts the process
+        import torch._dynamo  # noqa: F401
         dist.init_process_group()       # nccl for tensors of a card, gloo for those of the CPU
         if device in ('auto', 'cuda') and torch.cuda.is_available():
             device = f"cuda:{os.environ['LOCAL_RANK']}"
@@ -69,6 +72,15 @@ def add_up(tensor):
     if WORLD > 1:
         dist.all_reduce(tensor)
     return tensor
+
+
+def average(tensors):
+    """Replace each tensor by its mean over all processes."""
+    if WORLD > 1:
+        whole = torch.cat([tensor.flatten() for tensor in tensors])
+        means = add_up(whole).div_(WORLD).split([tensor.numel() for tensor in tensors])
+        for tensor, mean in zip(tensors, means):
+            tensor.copy_(mean.view_as(tensor))
 
 
 def first_one_first(work):

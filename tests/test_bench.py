@@ -50,8 +50,8 @@ def test_a_whole_run(fresh):
     names = [f'loops {n}, {cache}' for n in (1, 2, 5) for cache in ('exact', 'latest')]
     names += [f'{rule} {tau}, {cache}' for rule in ('norm', 'accel') for tau in ('0', '0.3', '100')
               for cache in ('exact', 'latest')]
-    names += ['drafts:loops=1,check=3, 3 loops']
-    names += [f'wave:width=3,steps=2, 5 loops, {rule} {tau}' for rule in ('norm', 'accel')
+    names += ['drafts:loops=1,check=3, loops 3']
+    names += [f'wave:width=3,steps=2, {rule} {tau}' for rule in ('norm', 'accel')
               for tau in ('0', '0.3', '100')]
     assert rows[0]['name'] == 'loops 5, exact'
     assert sorted(row['name'] for row in rows) == sorted(names)
@@ -91,7 +91,7 @@ def test_a_whole_run(fresh):
     # what a text costs: two groups of one layer each, and as many layers as loops
     assert value(rows, 'loops 5, exact', 'blocks') == 10
     assert value(rows, 'loops 2, exact', 'blocks') == 4
-    assert value(rows, 'drafts:loops=1,check=3, 3 loops', 'blocks') > 6
+    assert value(rows, 'drafts:loops=1,check=3, loops 3', 'blocks') > 6
     texts = {n: model.generate(idx[:2, :8], 8, temperature=0, n_loop=n)[0] for n in (5, 2)}
     same = (texts[5] == texts[2]).all(dim=1).double().mean().item()
     assert value(rows, 'loops 2, exact', 'identical') == same
@@ -131,7 +131,7 @@ def test_tokens_of_a_problem_wake_where_they_can(tiny, knobs, cache, wake, expec
     """They have the budget for it; decoders write no answers."""
     knobs(cache=cache, wake=wake, budgets=[], taus=[0.3], rules=['norm'])
     methods = bench.methods_of(tiny(block_size=8), Calc())
-    assert [method.name() for method in methods] == expected
+    assert [method.columns()['name'] for method in methods] == expected
 
 
 def test_a_task(sums_run, monkeypatch):

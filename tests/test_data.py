@@ -341,17 +341,22 @@ def test_a_stream_that_breaks_leaves_what_was_written(web, monkeypatch, error, r
 
 
 def test_a_full_disk_leaves_what_was_written(web):
+    """Of FineWeb alone, since other text is made anew in seconds."""
+    Path('small.txt').write_text(ADDRESS * 20)
+    Path('large.txt').write_text(ADDRESS * 900)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_001, limits[1]))      # half a token
     try:
         with pytest.raises(OSError):
             data.make('fineweb', 'web', tokenizer='bytes')
+        with pytest.raises(OSError):
+            data.make('own', 'small.txt', 'large.txt')
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    whole = EOT.join(web[1:]).encode()
     text = data.open_data('fineweb')
     assert len(text.train) == 10_000 and 'only a part' in text.description
-    assert whole.startswith(data.open_encoding('bytes').decode(text.train.tolist()).encode())
+    assert EOT.join(web[1:]).startswith(data.open_encoding('bytes').decode(text.train.tolist()))
+    assert os.listdir('data') == ['fineweb']
 
 
 def test_without_a_network(tmp_path, monkeypatch):

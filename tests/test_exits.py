@@ -78,8 +78,8 @@ def test_make_exit():
     rule = make_exit('accel')
     assert (rule.name, rule.tau, rule.hits, rule.keep) == ('accel', 1e-2, 2, False)
     assert not rule.wake
-    rule = make_exit('norm', 3, hits=2, wake=True)
-    assert (rule.tau, rule.hits, rule.keep, rule.wake) == (3.0, 2, True, True)
+    rule = make_exit('norm', 3, wake=True)
+    assert (rule.tau, rule.hits, rule.keep, rule.wake) == (3.0, 1, True, True)
     for bad in (('acel',), ('nowhere:norm',), ('math:norm',), ('zoo.huginn:nothing',),
                 ('accel', -1e-3), ('accel', math.nan)):
         with pytest.raises(ValueError):
@@ -103,7 +103,7 @@ def test_choose():
             (('kl', 5, 'latest'), dict(rule='kl', decoder=Wave()))):
         rule, cache, _ = choose(**how, rows=rows)
         assert (rule and (rule.name, rule.tau, cache)) == expected
-    for bad in (dict(rule='acel'), dict(tau=1), dict(wake=True),
+    for bad in (dict(rule='acel'), dict(tau=1), dict(wake=True), dict(rule=make_exit('kl'), tau=1),
                 dict(decoder=Wave(), cache='exact')):
         with pytest.raises(ValueError):
             choose(**bad)
@@ -140,8 +140,8 @@ def four(x):
 
 @pytest.mark.parametrize('rule', [
     *(make_exit(name, tau) for name, tau in TAUS.items()), make_exit('accel', 0),
-    make_exit('accel', 2.0), make_exit('accel', math.inf), make_exit('accel', 0.1, hits=1),
-    replace(make_exit('norm', 0.3, hits=3), keep=False), make_exit('kl', 1e-3, hits=2)],
+    make_exit('accel', 2.0), make_exit('accel', math.inf), replace(make_exit('accel', 0.1), hits=1),
+    replace(make_exit('norm', 0.3), hits=3, keep=False), replace(make_exit('kl', 1e-3), hits=2)],
     ids=lambda rule: f'{rule.name}-{rule.tau:g}-{rule.hits}')
 def test_many_tokens_at_once_are_each_token_alone(rule):
     f, x0 = spiral(B=3, T=4)

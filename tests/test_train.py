@@ -63,15 +63,9 @@ def processes():
 
 
 def in_a_process(args, printed, environment):
-    """
-    train.py as a shell starts it, in one of `processes`. printed: a file for what it prints; None =
-    a pipe whose reader has gone.
-    """
+    """train.py as a shell starts it, in one of `processes`. printed: a file for its output."""
     os.environ.update(environment)
     importlib.reload(distributed)       # RANK and WORLD
-    if printed is None:
-        reader, printed = os.pipe()
-        os.close(reader)
     sys.stdout = open(printed, 'w')
     sys.argv = ['train.py', *args]
     plots.losses = lambda *args: None
@@ -372,8 +366,9 @@ def test_no_number_stops_before_the_weights_are_touched(clip):
 
 
 def test_overwrite_removes_what_contradicts_the_new_weights_and_nothing_else():
-    of_a_run = ['ckpt_best.pt', 'ckpt_000300.pt', 'eval.csv', 'exits.json', 'ckpt.pt']
-    foreign = ['notes.txt', 'explore.html']
+    of_a_run = ['ckpt_best.pt', 'ckpt_000300.pt', 'eval.csv', 'eval_ckpt-9_book_16.csv',
+                'exits.json', 'ckpt.pt', 'bench.csv']
+    foreign = ['notes.txt', 'explore.html', 'evaluation.csv']
     os.makedirs('out')
     for name in of_a_run + foreign:
         Path('out', name).write_text('work')
@@ -389,7 +384,7 @@ def test_overwrite_removes_what_contradicts_the_new_weights_and_nothing_else():
 def test_one_program_at_a_time_writes_into_a_folder():
     os.mkdir('out')
     with FileLock('out/.lock'):
-        refused(*TINY)
+        assert 'another training runs in out' in refused(*TINY)
 
 
 def test_two_processes_are_one(processes):

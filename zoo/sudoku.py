@@ -23,7 +23,7 @@ in microseconds; here the units are built in, and what to do with them is learne
     H, D        heads; width of a head
 """
 import lzma
-import re
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -40,7 +40,7 @@ from model import GPT, Block, CausalSelfAttention, GPTConfig, attend_near
 from tasks import NOT_ASKED
 
 # --------------------------------------------------------------------------------------------------
-n_boards = 1000
+n_boards = 5000
 seed = 1
 # --------------------------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ def near_of(n):
 
 @lru_cache
 def bits_of(n):
-    """All units, a list of sets; and the rivals of each candidate, those in its units but itself."""
+    """All units, a list of sets; and the rivals of each candidate, the others in its units."""
     members, _ = units_of(n)
     units = [sum(1 << int(t) for t in unit) for unit in members.reshape(-1, n)]
     rivals = [sum(1 << int(t) for t in {*near} - {own}) for own, near in enumerate(near_of(n))]
@@ -187,73 +187,59 @@ def random_solution(random, n):
             return found[0]
 
 
-def without_clues(random, n, by_singles=False):
+def minimal_board(random, n, by_singles=False):
     """
-    A random solution, and the cells in the order in which their clues went, as many as can go if
-    the board is to have one solution. by_singles: if singles are to solve it.
+    A board (n^2,) of which no clue could go, and its solution: with less clues it would have
+    another solution, or, by_singles, singles would not solve it.
     """
     units, _ = bits_of(n)
     solution = random_solution(random, n)
     board = solution.copy()
-    gone = []
     for cell in random.sample(range(n * n), n * n):
         board[cell] = 0
         if by_singles:
             fits = singles(fill(board, n), units, n)[1] == []
         else:
             fits = len(search(board, n)) == 1
-        if fits:
-            gone.append(cell)
-        else:
+        if not fits:
             board[cell] = solution[cell]
-    return solution, gone
+    return board, solution
+
+
+def board_in(text):
+    """Letters -> a board: blanks and line ends are skipped, . and 0 are open cells."""
+    return np.array([DIGITS.find(letter) + 1 for letter in ''.join(text.split()).upper()])
 
 
 @lru_cache
 def pool(n):
-    """The boards of training, pairs as of without_clues: 4 x 4 and 6 x 6 by singles, 9 x 9 read."""
+    """The boards of training (1000 or more, n^2): 4 x 4 and 6 x 6 made here, 9 x 9 read."""
     if n == 9:
-        pairs = []
-        for line in lzma.open(BOARDS, 'rt'):
-            digits, cells = line.split()
-            order = [9 * int(row) + int(column) for row, column in zip(cells[::2], cells[1::2])]
-            pairs.append((np.array([int(digit) for digit in digits]), order))
-        return pairs
+        with lzma.open(BOARDS, 'rt') as f:
+            return np.array([board_in(line) for line in f])
     random = Random(f'training {n}')
-    return [without_clues(random, n, by_singles=True) for _ in range(1000)]
+    return np.array([minimal_board(random, n, by_singles=True)[0] for _ in range(1000)])
 
 
-def shuffled(boards, n, random):
-    """
-    Boards (any, n^2) in another of the ways in which all rules stay: digits, bands, stacks, rows,
-    columns, and rows for columns if boxes are square.
-    """
-    h, w = BOXES[n]
-    grids = boards.reshape(-1, n, n)
-    if h == w and random.random() < 0.5:
-        grids = grids.transpose(0, 2, 1)
-    order = []
-    for size in (h, w):
-        bands = random.sample(range(n // size), n // size)
-        order.append([size * band + line for band in bands for line in random.sample(range(size), size)])
-    digits = np.array([0, *random.sample(range(1, n + 1), n)])
-    return digits[grids[:, order[0]][:, :, order[1]]].reshape(boards.shape)
+@lru_cache(maxsize=None)
+def solution_of(n, number):
+    """The solution of a board in pool(n)."""
+    return search(pool(n)[number], n, 1)[0]
 
 
 # the task ----------------------------------------------------------------------------------------
 
-def candidates_of(boards, n):
-    """Boards (rows, n^2) -> the tokens of their candidates (rows, n^3)."""
-    given = boards[..., None] == np.arange(1, n + 1)
-    x = np.where(given, GIVEN, np.where(boards[..., None] > 0, RULED_OUT, OPEN))
-    return x.reshape(len(boards), -1).astype(np.int64)
+def candidates_of(board, n):
+    """The tokens of the candidates of a board, (n^3,)."""
+    given = board[:, None] == np.arange(1, n + 1)
+    return np.where(given, GIVEN, np.where(board[:, None] > 0, RULED_OUT, OPEN)).flatten()
 
 
-def labels_of(boards, solutions, n):
-    """Boards and solutions (rows, n^2) -> the labels of their candidates (rows, n^3)."""
-    y = np.where(solutions[..., None] == np.arange(1, n + 1), YES, NO)
-    y[boards > 0] = NOT_ASKED
-    return y.reshape(len(boards), -1).astype(np.int64)
+def labels_of(board, solution, n):
+    """The labels of the candidates of a board with this solution, (n^3,)."""
+    y = np.where(solution[:, None] == np.arange(1, n + 1), YES, NO)
+    y[board > 0] = NOT_ASKED
+    return y.flatten()
 
 
 def depths_of(board, n):
@@ -274,7 +260,8 @@ class Sudokus(tasks.Task):
     solution, and singles do not solve one of another size. with_singles: nor one of 9 x 9.
 
     In training boards of 4 x 4, 6 x 6 and twice 9 x 9 come in turn, those of 9 x 9 with 0 to `more`
-    of the clues that went last, in all ways in which the rules stay. Held-out boards are made anew.
+    clues more, and half of the square ones with rows for columns; the model would see no difference
+    in other shuffles. Held-out boards are made anew.
     """
     with_singles: bool = False
     more: int = 15
@@ -285,29 +272,34 @@ class Sudokus(tasks.Task):
     def __call__(self, rng, rows, T):
         n = side_of(T)
         random = Random(int(rng.integers(2 ** 62)))
-        boards = np.zeros((rows, n * n), dtype=np.int64)
-        solutions = boards.copy()
-        for row in range(rows):
-            solution, gone = without_clues(random, n, self.with_singles or n != 9)
-            solutions[row] = solution
-            boards[row] = solution
-            boards[row, gone] = 0
-        depth = np.stack([depths_of(board, n) for board in boards])
-        return candidates_of(boards, n), labels_of(boards, solutions, n), depth
+        problems = []
+        for _ in range(rows):
+            board, solution = minimal_board(random, n, self.with_singles or n != 9)
+            problems.append((candidates_of(board, n), labels_of(board, solution, n),
+                             depths_of(board, n)))
+        return tuple(map(np.stack, zip(*problems)))
 
     def batch(self, rng, rows, T):
         random = Random(int(rng.integers(2 ** 62)))
-        n = random.choice([4, 6, 9, 9])
+        n = random.choice([side for side in (4, 6, 9, 9) if side <= side_of(T)])
         rows *= 1 if n == 9 else 3
-        pairs = []
+        xs = []
+        ys = []
         for _ in range(rows):
-            solution, gone = random.choice(pool(n))
-            board = solution.copy()
-            board[gone[:len(gone) - random.randint(0, self.more if n == 9 else len(gone) // 2)]] = 0
-            pairs.append(shuffled(np.stack((board, solution)), n, random))
-        boards, solutions = np.stack(pairs, axis=1)
-        x = candidates_of(boards, n)
-        return x, labels_of(boards, solutions, n), np.zeros_like(x)     # nobody asks for depths
+            number = random.randrange(len(pool(n)))
+            board = pool(n)[number].copy()
+            solution = solution_of(n, number)
+            open_cells = np.flatnonzero(board == 0).tolist()
+            more = random.randint(0, self.more if n == 9 else len(open_cells) // 2)
+            for cell in random.sample(open_cells, more):
+                board[cell] = solution[cell]
+            h, w = BOXES[n]
+            if h == w and random.random() < 0.5:        # rows for columns
+                board, solution = (grid.reshape(n, n).T.flatten() for grid in (board, solution))
+            xs.append(candidates_of(board, n))
+            ys.append(labels_of(board, solution, n))
+        x = np.stack(xs)
+        return x, np.stack(ys), np.zeros_like(x)        # nobody asks for depths in training
 
     def budget(self, T):
         return 256
@@ -328,23 +320,23 @@ class Sudokus(tasks.Task):
         for letter in letters:
             check(letter in '.' + DIGITS[:n], f"'{letter}' is neither a digit of a board of {n} x "
                   f'{n}, {DIGITS[0]} to {DIGITS[n - 1]}, nor a . for an open cell')
-        board = np.array([DIGITS.find(letter) + 1 for letter in letters])
-        return [self.words()[token] for token in candidates_of(board[None], n)[0]]
+        board = board_in(letters)
+        return [self.words()[token] for token in candidates_of(board, n)]
 
     def oracle(self, words):
         """Search for the solution. ValueError if there is none, or two, or it takes too long."""
         n = side_of(len(words))
         given = np.array(words).reshape(n * n, n) == '+'
         board = np.where(given.any(axis=1), given.argmax(axis=1) + 1, 0)
-        check([*words] == [self.words()[token] for token in candidates_of(board[None], n)[0]],
+        check([*words] == [self.words()[token] for token in candidates_of(board, n)],
               'a given digit, +, must rule out the others of its cell, -, and nothing else')
         check(fill(board, n) is not None, 'a digit is given twice in a row, column or box')
-        solutions = search(board, n)
+        solutions = search(board, n, nodes=MOST_NODES)
         check(solutions is not None, f'not decided after {MOST_NODES:,} branches of a search: the '
               'board may have one solution, several, or none')
         check(solutions, 'the board has no solution')
         check(len(solutions) == 1, 'the board has more than one solution')
-        labels = labels_of(board[None], solutions[0][None], n)[0]
+        labels = labels_of(board, solutions[0], n)
         return [None if label == NOT_ASKED else self.words()[label] for label in labels]
 
     def valid(self, x, guesses):
@@ -365,24 +357,24 @@ class Sudokus(tasks.Task):
         n = side_of(len(x))
         h, w = BOXES[n]
         x, y, guesses = (tokens.reshape(n * n, n) for tokens in (x, y, guesses))
+        steps = None if steps is None else steps.reshape(n * n, n)
         cells = []
         for cell in range(n * n):
             if (x[cell] == GIVEN).any():
-                text = f'\x1b[1m {DIGITS[(x[cell] == GIVEN).argmax()]} \x1b[0m'
-                cells.append(text if steps is not None else re.sub('\x1b.*?m', '', text))
+                cells.append(f'\x1b[1m {DIGITS[(x[cell] == GIVEN).argmax()]} \x1b[0m')
                 continue
             yes = np.flatnonzero((x[cell] == OPEN) & (guesses[cell] == YES))
+            right = np.flatnonzero(y[cell] == YES)
             text = f' {DIGITS[yes[0]]}' if len(yes) == 1 else ' ?'
-            right = (y[cell] == NOT_ASKED).all() or np.array_equal(yes, np.flatnonzero(y[cell] == YES))
-            text += ' ' if right else '!'
-            cells.append(text if steps is None else paint(text, steps.reshape(n * n, n)[cell].max()))
+            text += '!' if len(right) and not np.array_equal(yes, right) else ' '
+            cells.append(text if steps is None else paint(text, steps[cell].max()))
         lines = []
         for row in range(n):
             if row and row % h == 0:
                 lines.append('┼'.join(['─' * 3 * w] * (n // w)))
             boxes = [''.join(cells[n * row + left:n * row + left + w]) for left in range(0, n, w)]
-            lines.append('│'.join(boxes).rstrip())
-        return '\n'.join(lines)
+            lines.append('│'.join(boxes))
+        return '\n'.join([*lines, ''])
 
 
 tasks.TASKS['sudoku'] = Sudokus
@@ -419,7 +411,10 @@ def by_units(n, device):
 class UnitAttention(CausalSelfAttention):
     """
     A quarter of the heads reads the cell, a quarter the row, then the column, then the box of a
-    candidate. n: of the boards that are read now, see Sudoku.hidden.
+    candidate. n: of the boards that are read now, see Sudoku.see.
+
+    Scores grow with log n. Otherwise attention among sixteen is less sharp than among nine, and a
+    model of smaller boards solves none of 16 x 16.
     """
     n = 9
 
@@ -436,28 +431,26 @@ class UnitAttention(CausalSelfAttention):
         units = moved[:, members].any(axis=-1)                                  # (B, 4, n^2)
         return np.any([units[:, kind, unit[kind]] for kind in range(4)], axis=0)
 
-    def forward(self, x, hook=None, pos=None):
-        """As in the model. hook and pos of some alone: see RecurrentGroup.map_of_awake."""
-        B, T, C = x.shape
+    def within_window(self, kv, pos):
+        return kv, None         # a head reads one kind of unit, see attend
+
+    def attend(self, q, kv, mask):
+        """q (B, T, H, D) over kv of a whole board (B, T, 2, H, D), or of what is near, gathered."""
+        B, T = q.shape[:2]
         H = self.n_head // 4
-        qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)
-        if hook is not None:
-            kv, there, gathered = hook(qkv[:, :, 1:])
-        if hook is not None and gathered:
-            # of what is near, a head reads the unit of its kind
+        q = math.log(self.n, 9) * q
+        if kv.dim() == 6:               # of what is near, a head reads the unit of its kind
             kv = kv.unflatten(2, (4, -1)).unflatten(-2, (4, H))         # (B, T, 4, n, 2, 4, H, D)
             kv = kv.diagonal(dim1=2, dim2=5).movedim(-1, -3).flatten(-3, -2)    # (B, T, n, 2, H, D)
-            y = attend_near(qkv[:, :, 0], kv, there[:, :self.n])
-            return self.c_proj(y.reshape(B, T, C))
-        if hook is not None:
-            qkv = torch.cat((qkv[:, :, :1], kv), dim=2)
-        order, places = by_units(self.n, x.device)
-        parts = qkv.unflatten(3, (4, H)).transpose(2, 3).reshape(B, 4 * T, -1)
-        parts = parts.index_select(1, order).view(B, 4 * self.n ** 2, self.n, 3, H, -1)
+            return attend_near(q, kv, mask[:, :self.n])
+        order, places = by_units(self.n, q.device)
+        parts = torch.cat((q[:, :, None], kv), dim=2).unflatten(3, (4, H)).transpose(2, 3)
+        parts = parts.reshape(B, 4 * T, -1).index_select(1, order)
+        parts = parts.view(B, 4 * self.n ** 2, self.n, 3, H, -1)
         q, k, v = parts.permute(3, 0, 1, 4, 2, 5).flatten(2, 3)         # (B, 4 n^2 H, n, D) each
         y = F.scaled_dot_product_attention(q, k, v)
         y = y.unflatten(1, (-1, H)).transpose(2, 3).reshape(B, 4 * T, -1).index_select(1, places)
-        return self.c_proj(y.view(B, T, C))
+        return y.view(B, T, self.n_head, -1)
 
 
 class SudokuBlock(Block):
@@ -468,25 +461,28 @@ class Sudoku(GPT):
     """A model of boards. It reads them whole, of any size up to block_size."""
     Config, block = SudokuConfig, SudokuBlock
 
-    def hidden(self, idx, plan):
-        n = side_of(idx.shape[1])
-        check(plan.span.start == 0, 'a board is read whole: choose no other cache than exact')
+    def see(self, T):
+        """Tell the layers the size of the boards that come, of T candidates each."""
+        n = side_of(T)
         for module in self.modules():
             if isinstance(module, UnitAttention):
                 module.n = n
+
+    def hidden(self, idx, plan):
+        check(plan.span.start == 0, 'a board is read whole: choose no other cache than exact')
+        self.see(idx.shape[1])
         return super().hidden(idx, plan)
 
 
 # the boards of training ---------------------------------------------------------------------------
 
 def main():
-    """Write sudoku_boards.txt.xz: a solution, and rows and columns of the clues that went."""
+    """Write sudoku_boards.txt.xz, a board a line."""
     random = Random(seed)
-    with lzma.open(BOARDS, 'wt') as f:
+    with lzma.open(BOARDS, 'wt', preset=9) as f:
         for _ in range(n_boards):
-            solution, gone = without_clues(random, 9)
-            cells = ''.join(f'{cell // 9}{cell % 9}' for cell in gone)
-            print(''.join(map(str, solution)), cells, file=f)
+            board, _ = minimal_board(random, 9)
+            print(''.join(map(str, board)), file=f)
     print(f'{BOARDS}: {n_boards} boards')
 
 

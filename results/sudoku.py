@@ -1,0 +1,127 @@
+"""
+What results/sudoku.md shows of a model of Sudoku: solved boards by loops and by starts.
+
+    python -m results.sudoku --out_dir=pretrained/sudoku            -> out/pretrained-sudoku/...
+    python -m results.sudoku --file=top95.txt                       the boards of a list
+
+A board is done as soon as its answer is valid, which the rules alone tell; answers are looked at
+after the numbers of loops in `loops`. A start is other noise, for the boards that are left.
+"""
+import time
+from random import Random
+
+import numpy as np
+import torch
+
+from cache import Span
+from common.checkpoint import open_run
+from common.configurator import configure
+from common.errors import check, run
+from common.files import write_csv
+from common.terminal import print_rows
+from loops import FixedNoise, Plan
+from zoo import sudoku
+
+# -------------------------------------------------------------------------------------------------
+out_dir = 'pretrained/sudoku'
+kinds = ['singles', 'minimal', '4', '6', '12', '16']    # see boards_of
+n_boards = [500, 500, 100, 100, 64, 64]     # of each kind
+file: str | None = None     # in place of them the boards of a file, see boards_in
+most: int | None = None     # so many of them, evenly spread; None = all
+loops = [16, 32, 64, 128, 256]
+starts = 8
+path: str | None = None     # of the CSV; None = sudoku.csv in the folder of the run's results
+# -------------------------------------------------------------------------------------------------
+
+AT_ONCE = 6000      # candidates that are computed together
+
+
+def boards_of(kind, n_boards):
+    """
+    Held-out boards: minimal ones of 9 x 9, those of 9 x 9 that singles solve, or those of n x n
+    that singles solve -> a list of pairs, board and solution, and n.
+    """
+    random = Random(f'held-out {kind}')
+    n = int(kind) if kind.isdigit() else 9
+    return [sudoku.minimal_board(random, n, kind != 'minimal') for _ in range(n_boards)], n
+
+
+def boards_in(file, most=None):
+    """The same of a file; lines that do not begin with 81 letters of a board are left out."""
+    with open(file) as f:
+        lines = [line[:81] for line in f if len(line) > 80 and not line.startswith('#')]
+    if most:
+        lines = [lines[i] for i in np.linspace(0, len(lines) - 1, most).round().astype(int)]
+    pairs = []
+    for line in lines:
+        board = sudoku.board_in(line)
+        solutions = sudoku.search(board, 9)
+        check(solutions and len(solutions) == 1, f'{line} has not one solution')
+        pairs.append((board, solutions[0]))
+    return pairs, 9
+
+
+def solve(model, x, start):
+    """
+    Boards x (B, T) from one start -> after which of `loops` the answer was valid (B,), 0 = never,
+    and that answer or the last one (B, T).
+    """
+    B, T = x.shape
+    group = model.groups[0]
+    plan = Plan([max(loops)], span=Span(0, T, x.device))
+    model.see(T)
+    e = model.embed(x, plan.span.pos).float()
+    f = group.block_map(e, plan)
+    states = group.init_state(e, FixedNoise(start), plan.span.pos)
+    left = torch.arange(B)
+    found = torch.zeros(B, dtype=torch.long)
+    answers = torch.zeros_like(x)
+    for k in range(1, max(loops) + 1):
+        states = f(states, k)
+        if k in loops:
+            guesses = model.through_coda(states).argmax(-1)
+            answers[left] = guesses
+            valid = torch.from_numpy(sudoku.Sudokus().valid(x[left].numpy(), guesses.numpy()))
+            found[left[valid]] = k
+            left, states = left[~valid], states[~valid]
+            if not len(left):
+                break
+            f = group.block_map(e[left], plan)
+    return found, answers
+
+
+@torch.no_grad()
+def main():
+    model, _, _, folder = open_run(out_dir, length=4096)
+    asked = [('file', boards_in(file, most))] if file else [
+        (kind, boards_of(kind, number)) for kind, number in zip(kinds, n_boards, strict=True)]
+    rows = []
+    for kind, (pairs, n) in asked:
+        x = torch.from_numpy(np.stack([sudoku.candidates_of(board, n) for board, _ in pairs]))
+        y = torch.from_numpy(np.stack([sudoku.labels_of(*pair, n) for pair in pairs]))
+        left = torch.arange(len(x))
+        for start in range(starts):
+            begin = time.process_time()
+            parts = [solve(model, x[some], start)
+                     for some in left.split(max(1, AT_ONCE // n ** 3))]
+            found = torch.cat([number for number, _ in parts])
+            answers = torch.cat([answer for _, answer in parts])
+            right = ((answers == y[left]) | (y[left] < 0)).all(dim=1)
+            check(torch.equal(right, found > 0), 'a valid answer is the right one')
+            before = len(x) - len(left)
+            for k in loops:
+                solved = before + ((found > 0) & (found <= k)).sum().item()
+                rows.append(dict(boards=file.rpartition('/')[2] if file else kind, n=len(x),
+                                 starts=start + 1, loops=k, solved=solved,
+                                 percent=round(100 * solved / len(x), 2),
+                                 cpu_seconds=round(time.process_time() - begin, 1)))
+            left = left[found == 0]
+            write_csv(rows, path or f'{folder}/sudoku.csv')
+            if not len(left):
+                break
+    print_rows(out_dir, rows, {name: '' for name in rows[-1]})
+
+
+if __name__ == '__main__':
+    configure(globals())
+    run(main)
