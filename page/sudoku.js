@@ -64,7 +64,7 @@ M.attention = {
     const has_one = members.map(unit => unit.some(t => mask[t]));
     return mask.map((_, t) => of[t].some(unit => has_one[unit]));
   },
-  bias: () => 0,
+  score: product => product * Math.log(board.n) / Math.log(9),
 };
 
 // The first two solutions of clues that keep the rules; undefined after too many nodes.
