@@ -281,7 +281,7 @@ class Sudokus(tasks.Task):
 
     def batch(self, rng, rows, T):
         random = Random(int(rng.integers(2 ** 62)))
-        n = random.choice([4, 6, 9, 9])
+        n = random.choice([4, 6, 9, 9, 9, 9])
         rows *= 1 if n == 9 else 3
         xs = []
         ys = []
@@ -301,7 +301,7 @@ class Sudokus(tasks.Task):
         x = np.stack(xs)
         return x, np.stack(ys), np.zeros_like(x)        # nobody asks for depths in training
 
-    def budget(self, T):
+    def budget(self, T, wakes=True):
         return 256
 
     def words(self):
@@ -350,9 +350,9 @@ class Sudokus(tasks.Task):
 
     def picture(self, x, y, guesses, steps):
         """
-        A board in lines of text: clues in bold, a digit that is guessed on the colour of the loop
-        steps of its cell, with a ! if it is wrong, or ? where there are none or two of them. x, y,
-        guesses, steps: (T,); steps None = no colours.
+        A board in lines of text: a digit that is guessed with a ! if it is wrong, or ? where there
+        are none or two of them. x, y, guesses, steps: (T,); steps None = plain letters, otherwise
+        clues are bold, and guesses on the colour of the loop steps of their cell.
         """
         n = side_of(len(x))
         h, w = BOXES[n]
@@ -361,7 +361,8 @@ class Sudokus(tasks.Task):
         cells = []
         for cell in range(n * n):
             if (x[cell] == GIVEN).any():
-                cells.append(f'\x1b[1m {DIGITS[(x[cell] == GIVEN).argmax()]} \x1b[0m')
+                text = f' {DIGITS[(x[cell] == GIVEN).argmax()]} '
+                cells.append(text if steps is None else f'\x1b[1m{text}\x1b[0m')
                 continue
             yes = np.flatnonzero((x[cell] == OPEN) & (guesses[cell] == YES))
             right = np.flatnonzero(y[cell] == YES)
@@ -431,29 +432,27 @@ class UnitAttention(CausalSelfAttention):
         units = moved[:, members].any(axis=-1)                                  # (B, 4, n^2)
         return np.any([units[:, kind, unit[kind]] for kind in range(4)], axis=0)
 
-    def forward(self, x, hook=None, pos=None):
-        """As in the model. hook and pos of some alone: see RecurrentGroup.map_of_awake."""
-        B, T, C = x.shape
+    def within_window(self, kv, pos):
+        """A whole board stays together, see attend."""
+        return kv, None
+
+    def attend(self, q, kv, mask):
+        """As in the model; here kv of all tokens are those of a whole board."""
+        q = math.log(self.n, 9) * q
+        B, T, _, D = q.shape
         H = self.n_head // 4
-        sharpness = math.log(self.n, 9)
-        qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)
-        if hook is not None:
-            kv, there, gathered = hook(qkv[:, :, 1:])
-        if hook is not None and gathered:
-            # of what is near, a head reads the unit of its kind
+        if kv.dim() == 6:       # of what is near, a head reads the unit of its kind
             kv = kv.unflatten(2, (4, -1)).unflatten(-2, (4, H))         # (B, T, 4, n, 2, 4, H, D)
             kv = kv.diagonal(dim1=2, dim2=5).movedim(-1, -3).flatten(-3, -2)    # (B, T, n, 2, H, D)
-            y = attend_near(sharpness * qkv[:, :, 0], kv, there[:, :self.n])
-            return self.c_proj(y.reshape(B, T, C))
-        if hook is not None:
-            qkv = torch.cat((qkv[:, :, :1], kv), dim=2)
-        order, places = by_units(self.n, x.device)
-        parts = qkv.unflatten(3, (4, H)).transpose(2, 3).reshape(B, 4 * T, -1)
-        parts = parts.index_select(1, order).view(B, 4 * self.n ** 2, self.n, 3, H, -1)
+            return attend_near(q, kv, mask[:, :self.n])
+        order, places = by_units(self.n, q.device)
+        parts = torch.cat((q[:, :, None], kv), dim=2).unflatten(3, (4, H))  # (B, T, 3, 4, H, D)
+        parts = parts.transpose(2, 3).reshape(B, 4 * T, -1).index_select(1, order)
+        parts = parts.view(B, 4 * self.n ** 2, self.n, 3, H, D)
         q, k, v = parts.permute(3, 0, 1, 4, 2, 5).flatten(2, 3)         # (B, 4 n^2 H, n, D) each
-        y = F.scaled_dot_product_attention(sharpness * q, k, v)
-        y = y.unflatten(1, (-1, H)).transpose(2, 3).reshape(B, 4 * T, -1).index_select(1, places)
-        return self.c_proj(y.view(B, T, C))
+        y = F.scaled_dot_product_attention(q, k, v)
+        y = y.unflatten(1, (-1, H)).transpose(2, 3).reshape(B, 4 * T, -1)
+        return y.index_select(1, places).view(B, T, 4 * H, D)
 
 
 class SudokuBlock(Block):
