@@ -235,13 +235,12 @@ def write(documents, encoding, folder, most_tokens):
     """Documents -> train.bin and val.bin."""
     n_tokens = 0
     printed = time.monotonic()
-    # val.bin without a buffer, for which a disk that train.bin has filled would have no room
-    with (open(f'{folder}/train.bin', 'wb') as train,
-          open(f'{folder}/val.bin', 'wb', buffering=0) as val):
+    with open(f'{folder}/train.bin', 'wb') as train, open(f'{folder}/val.bin', 'wb') as val:
         bins = dict(train=train, val=val)
         for split, text in documents:
             ids = encoding.encode(text) + [encoding.eot_token]
             bins[split].write(np.array(ids, dtype='<u2').tobytes())
+            val.flush()         # a disk that train.bin has filled would have no room for it
             n_tokens += len(ids)
             if n_tokens >= most_tokens:
                 break

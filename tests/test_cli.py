@@ -61,10 +61,12 @@ def test_each_config_trains(folder, monkeypatch, name):
     monkeypatch.chdir(folder)
     path = f'{ROOT}/config/{name}.py'
     args = [path, *SHORT, f'--out_dir=out-{name}']
-    if name not in ('calc', 'maze'):
+    if name not in ('calc', 'maze', 'sudoku'):
         args += ['--dataset=book', '--block_size=16']
-    if name == 'maze':
+    if name in ('maze', 'sudoku'):
         args += ['--n_head=4']
+    if name == 'sudoku':
+        args += ['--block_size=64']
     if name in ('kxl', 'ouro'):
         args = [arg for arg in args if not arg.startswith('--eval_loops')]
     assert f'python sample.py --out_dir=out-{name}' in finished(*args)

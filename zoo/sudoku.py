@@ -259,7 +259,7 @@ class Sudokus(tasks.Task):
     Boards without a clue that could go: with less clues, a board of 9 x 9 has more than one
     solution, and singles do not solve one of another size. with_singles: nor one of 9 x 9.
 
-    In training boards of 4 x 4, 6 x 6 and twice 9 x 9 come in turn, those of 9 x 9 with 0 to `more`
+    In training four of six batches have boards of 9 x 9, one of 4 x 4 and one of 6 x 6; those of 9 x 9 come with 0 to `more`
     clues more, and half of the square ones with rows for columns; the model would see no difference
     in other shuffles. Held-out boards are made anew.
     """
@@ -281,7 +281,7 @@ class Sudokus(tasks.Task):
 
     def batch(self, rng, rows, T):
         random = Random(int(rng.integers(2 ** 62)))
-        n = random.choice([4, 6, 9, 9, 9, 9])
+        n = random.choice([side for side in (4, 6, 9, 9, 9, 9) if side <= side_of(T)])
         rows *= 1 if n == 9 else 3
         xs = []
         ys = []
@@ -433,26 +433,25 @@ class UnitAttention(CausalSelfAttention):
         return np.any([units[:, kind, unit[kind]] for kind in range(4)], axis=0)
 
     def within_window(self, kv, pos):
-        """A whole board stays together, see attend."""
-        return kv, None
+        return kv, None         # a head reads one kind of unit, see attend
 
     def attend(self, q, kv, mask):
-        """As in the model; here kv of all tokens are those of a whole board."""
-        q = math.log(self.n, 9) * q
-        B, T, _, D = q.shape
+        """q (B, T, H, D) over kv of a whole board (B, T, 2, H, D), or of what is near, gathered."""
+        B, T = q.shape[:2]
         H = self.n_head // 4
-        if kv.dim() == 6:       # of what is near, a head reads the unit of its kind
+        q = math.log(self.n, 9) * q
+        if kv.dim() == 6:               # of what is near, a head reads the unit of its kind
             kv = kv.unflatten(2, (4, -1)).unflatten(-2, (4, H))         # (B, T, 4, n, 2, 4, H, D)
             kv = kv.diagonal(dim1=2, dim2=5).movedim(-1, -3).flatten(-3, -2)    # (B, T, n, 2, H, D)
             return attend_near(q, kv, mask[:, :self.n])
         order, places = by_units(self.n, q.device)
-        parts = torch.cat((q[:, :, None], kv), dim=2).unflatten(3, (4, H))  # (B, T, 3, 4, H, D)
-        parts = parts.transpose(2, 3).reshape(B, 4 * T, -1).index_select(1, order)
-        parts = parts.view(B, 4 * self.n ** 2, self.n, 3, H, D)
+        parts = torch.cat((q[:, :, None], kv), dim=2).unflatten(3, (4, H)).transpose(2, 3)
+        parts = parts.reshape(B, 4 * T, -1).index_select(1, order)
+        parts = parts.view(B, 4 * self.n ** 2, self.n, 3, H, -1)
         q, k, v = parts.permute(3, 0, 1, 4, 2, 5).flatten(2, 3)         # (B, 4 n^2 H, n, D) each
         y = F.scaled_dot_product_attention(q, k, v)
-        y = y.unflatten(1, (-1, H)).transpose(2, 3).reshape(B, 4 * T, -1)
-        return y.index_select(1, places).view(B, T, 4 * H, D)
+        y = y.unflatten(1, (-1, H)).transpose(2, 3).reshape(B, 4 * T, -1).index_select(1, places)
+        return y.view(B, T, self.n_head, -1)
 
 
 class SudokuBlock(Block):
