@@ -5,6 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT, finished, refused
 
 import decode
 import tasks
@@ -248,3 +249,31 @@ def test_a_board_is_read_whole(model):
         model(torch.zeros(1, 65, dtype=int))
     with pytest.raises(ValueError):
         model.generate(torch.zeros(1, 64, dtype=int), 2)
+
+
+# what we ship ------------------------------------------------------------------------------------
+
+def test_the_shipped_model_solves_hard_boards(monkeypatch):
+    """Those that one start leaves, others solve; the answer is drawn, and known to be valid."""
+    monkeypatch.chdir(ROOT)
+    flags = '--out_dir=pretrained/sudoku', '--device=cpu', '--num_samples=4', '--num_starts=8'
+    printed = finished(*flags, script='sample.py')
+    right, asked = re.search(r'--- (\d+) of (\d+) answers right', printed).groups()
+    assert right == asked and printed.count('┼') == 16
+
+
+@pytest.mark.parametrize('flag', ['--start=' + HARD[1:], '--start=' + 81 * '.', '--length=700',
+                                  '--start=' + HARD.replace('.', '4', 1), '--num_starts=0'])
+def test_bad_input_is_one_line(flag, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    refused('--out_dir=pretrained/sudoku', flag, script='sample.py')
+
+
+def test_a_task_that_cannot_check_has_one_start(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    refused('--out_dir=pretrained/calc', '--num_starts=2', script='sample.py')
+
+
+def test_training_refuses_heads_that_fit_no_units(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused(f'{ROOT}/config/sudoku.py', '--n_head=3', '--n_embd=48')

@@ -189,7 +189,7 @@ def random_solution(random, n):
 
 def minimal_board(random, n, by_singles=False):
     """
-    A board (n^2,) of which no clue could go, and its solution: with less clues it would have
+    A board (n^2,) of which no clue could go, and its solution: with fewer clues it would have
     another solution, or, by_singles, singles would not solve it.
     """
     units, _ = bits_of(n)
@@ -256,12 +256,12 @@ def depths_of(board, n):
 @dataclass
 class Sudokus(tasks.Task):
     """
-    Boards without a clue that could go: with less clues, a board of 9 x 9 has more than one
+    Boards without a clue that could go: with fewer clues, a board of 9 x 9 has more than one
     solution, and singles do not solve one of another size. with_singles: nor one of 9 x 9.
 
-    In training four of six batches have boards of 9 x 9, one of 4 x 4 and one of 6 x 6; those of 9 x 9 come with 0 to `more`
-    clues more, and half of the square ones with rows for columns; the model would see no difference
-    in other shuffles. Held-out boards are made anew.
+    In training four of six batches have boards of 9 x 9, with 0 to `more` clues more; one has 4 x 4
+    and one 6 x 6. Half of the square ones have rows for columns. In other shuffles the model would
+    see no difference. Held-out boards are made anew.
     """
     with_singles: bool = False
     more: int = 15
