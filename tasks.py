@@ -74,12 +74,16 @@ class Task:
     # steps of each token, to colour it, or None
     picture = None
 
-    def budget(self, T):
+    # valid(x, guesses) -> (B,), bool: which problems (B, T) are solved, as the rules alone tell
+    valid = None
+
+    def budget(self, T, wakes=True):
         """
-        The loop steps for a problem of T tokens that may sleep and wake, unless the user says more:
-        here enough for news that travels one token per step, there and back.
+        The loop steps for a problem of T tokens, unless the user says more; None = the model's own.
+        Here, if tokens may sleep and wake: enough for news that travels one token per step, there
+        and back.
         """
-        return 2 * T + 100
+        return 2 * T + 100 if wakes else None
 
     def batch(self, rng, rows, T):
         """
