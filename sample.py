@@ -15,6 +15,7 @@ Paper: sec. 4 (exit rules), Algorithm 1 (accel).
     T    tokens of a problem
 """
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -29,13 +30,14 @@ from common.errors import check, run
 from common.terminal import colours_are_shown, paint, print_legend
 from data import open_encoding
 from exits import choose
-from loops import Plan
+from loops import Plan, as_noise
 from tasks import NOT_ASKED, print_problem
 
 # -------------------------------------------------------------------------------------------------
 out_dir: str | None = None  # None = out, or pretrained/text if you have trained no model
 start: str | None = '\n'    # the prompt or a problem, or FILE:prompt.txt; None = a new document
 num_samples = 1             # side by side, but for waves and drafts
+num_starts = 1              # of a problem whose answers can be checked: tries, from other noise
 max_new_tokens = 300
 temperature: float = 0.8    # 0 = greedy
 top_k: int | None = None    # sample among the k likeliest tokens; None = all
@@ -58,18 +60,18 @@ device = 'auto'
 
 # how to decode ------------------------------------------------------------------------------------
 
-def plan_of(model, way=None, waking_budget=None):
+def plan_of(model, way=None, task=None, T=None):
     """
     The knobs -> a Plan, its cache, and both in words: 'at most 30 loops, accel with tau = 1'. way:
-    a Decoder. waking_budget: the loops for a problem if tokens may wake, None = a text.
+    a Decoder. task: of a problem of T tokens, None = a text.
     """
     wakes = wake
     if wakes is None:
-        wakes = bool(exit) and waking_budget is not None and cache in ('auto', 'exact')
+        wakes = bool(exit) and task is not None and cache in ('auto', 'exact')
     rule, policy, source = choose(exit, tau, wakes, cache, way, model.exit_rows)
     budget = n_loop
-    if budget is None and wakes:
-        budget = waking_budget
+    if budget is None and task is not None:
+        budget = task.budget(T, wakes)
     plan = Plan(model.loop_counts(budget, has_rule=rule is not None), rule)
 
     numbers = '-'.join(map(str, dict.fromkeys(plan.counts))) or 'no'
@@ -94,16 +96,27 @@ def answer_problems(model, checkpoint):
               f'{block_size}: give --length={x.shape[1]}')
     else:
         x, y, depth = problems.make(np.random.default_rng(seed), num_samples, block_size)
-    plan, policy, words = plan_of(model, waking_budget=problems.task.budget(x.shape[1]))
+    plan, policy, words = plan_of(model, task=problems.task, T=x.shape[1])
 
+    check(num_starts == 1 or problems.task.valid, f'the task {problems.name} cannot check its '
+          'answers: leave out --num_starts')
     idx = torch.from_numpy(x).to(model.lm_head.weight.device)
     torch.manual_seed(seed)             # for a rule that tosses coins
-    logits, kept, evals = decode.read(model, idx, plan, policy)
-    guesses = logits.argmax(-1).cpu().numpy()                                   # (B, T)
-    kept = kept.cpu().numpy()                                                   # (B, T, groups)
+    guesses = np.zeros_like(x)                                                  # (B, T)
+    kept = np.zeros((*x.shape, len(model.groups)), dtype=int)
     steps = np.zeros(x.shape)
-    if model.groups:
-        steps = evals.float().mean(-1).cpu().numpy()                            # (B, T)
+    left = np.arange(len(x))            # the problems that are not solved yet
+    for attempt in range(num_starts):
+        logits, last, evals = decode.read(model, idx[left], replace(plan, noise=as_noise(attempt)),
+                                          policy)
+        guesses[left] = logits.argmax(-1).cpu()
+        kept[left] = last.cpu()
+        if model.groups:
+            steps[left] = evals.float().mean(-1).cpu()
+        if num_starts > 1:
+            left = left[~problems.task.valid(x[left], guesses[left])]
+            if not len(left):
+                break
 
     has_picture = problems.task.picture is not None
     in_colour = has_picture and colours_are_shown() if show_steps is None else show_steps
@@ -250,6 +263,7 @@ def main():
     check(model.groups or not exit, f'the model in {folder} has no groups that loop: leave out '
           '--exit')
     check(seed >= 0, f'seed must be at least 0, not {seed}')
+    check(num_starts >= 1, f'num_starts must be at least 1, not {num_starts}')
     if tasks.is_task(checkpoint['config']['dataset']):
         check(not (decoder or compile), 'this model answers problems: leave out --decoder and '
               '--compile')

@@ -1,4 +1,8 @@
-# Train on Sudoku (zoo/sudoku.py).
+# Train on Sudoku (zoo/sudoku.py): which digit stands in each cell? Twenty minutes of a CPU core.
+#   python train.py config/sudoku.py
+#   python sample.py --out_dir=out-sudoku --num_starts=8
+#   python sample.py --out_dir=out-sudoku --start=FILE:board.txt    one from a newspaper
+# It learns from boards of 4 x 4, 6 x 6 and 9 x 9 with 21 loops on average.
 model_class = 'zoo.sudoku:Sudoku'
 dataset = 'sudoku'
 out_dir = 'out-sudoku'
@@ -9,9 +13,9 @@ groups = [[0]]
 mean_recurrence = 20
 bptt_k = 8
 batch_size = 2
-max_iters = 10000
+max_iters = 8000
 min_lr = 0.0
-eval_interval = 5000
-eval_windows = 50
+eval_interval = 4000
+eval_windows = 20
 eval_loops = [32, 128]
 keep_iters = []

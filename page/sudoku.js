@@ -64,7 +64,7 @@ M.attention = {
     const has_one = members.map(unit => unit.some(t => mask[t]));
     return mask.map((_, t) => of[t].some(unit => has_one[unit]));
   },
-  bias: () => 0,
+  score: product => product * Math.log(board.n) / Math.log(9),
 };
 
 // The first two solutions of clues that keep the rules; undefined after too many nodes.
@@ -150,9 +150,9 @@ function look_up(board) {
     !clue ? OPEN : clue === digit + 1 ? GIVEN : RULED_OUT));
   const solutions = solutions_of(board);
   const only = solutions?.length === 1 && solutions[0];
-  const notice = {0: 'This board has no solution.', 1: '', 2: 'This board has several solutions.'};
-  put($('notice'), notice[solutions?.length] ?? 'Whether this board has one solution is not known:' +
-    ` a search did not end in ${MOST_NODES.toLocaleString('en')} steps.`);
+  const notices = ['This board has no solution.', '', 'This board has several solutions.'];
+  put($('notice'), notices[solutions?.length] ?? 'A search did not find out in ' +
+    `${MOST_NODES.toLocaleString('en')} steps whether this board has one solution.`);
   return [ids, clues.map((clue, cell) => ({right: only && !clue ? [only[cell] - 1] : []}))];
 }
 
@@ -207,7 +207,8 @@ function draw_picture(view) {
   const {n, h, w, clues} = board;
   const width = clear_square();
   size = width / n;
-  const colours = colours_of('room', 'cut-off', 'wall', 'arrow', 'wrong', 'chosen', 'least', 'most');
+  const colours = colours_of('room', 'cut-off', 'wall', 'arrow', 'wrong', 'chosen', 'least',
+    'most');
   pen.textAlign = 'center';
   pen.textBaseline = 'middle';
   view.forEach((seen_of_cell, cell) => {
@@ -220,14 +221,14 @@ function draw_picture(view) {
       write(clues[cell] - 1, left + size / 2, top + size / 2, .62, colours.arrow, 'bold');
     else if (seen_of_cell.p) draw_answer(cell, seen_of_cell, left, top, colours);
   });
+  pen.strokeStyle = colours.wall;
   for (let line = 0; line <= n; line++) {
-    for (const [is_thick, ...edges] of [[line % h === 0, 0, line * size, width, line * size],
-                                        [line % w === 0, line * size, 0, line * size, width]]) {
-      pen.strokeStyle = colours.wall;
-      pen.lineWidth = is_thick ? 2.5 : .6;
+    const place = between(1, line * size, width - 1);
+    for (const [every, ...ends] of [[h, 0, place, width, place], [w, place, 0, place, width]]) {
+      pen.lineWidth = line % every ? .6 : 2.5;
       pen.beginPath();
-      pen.moveTo(...edges.slice(0, 2).map(place => between(1, place, width - 1)));
-      pen.lineTo(...edges.slice(2).map(place => between(1, place, width - 1)));
+      pen.moveTo(...ends.slice(0, 2));
+      pen.lineTo(...ends.slice(2));
       pen.stroke();
     }
   }
@@ -270,7 +271,7 @@ function draw_answer(cell, {p, best, is_wrong}, left, top, colours) {
   else p.forEach((value, digit) => {
     const [x, y] = place_of_mark(digit);
     pen.globalAlpha = .1 + .9 * value;
-    write(digit, left + x * size, top + y * size, .8 / Math.max(board.h, board.w), colours.arrow);
+    write(digit, left + x * size, top + y * size, .8 / board.w, colours.arrow);
   });
   pen.globalAlpha = 1;
 }

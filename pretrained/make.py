@@ -1,5 +1,5 @@
 """
-What stands in pretrained/: three small models, and thresholds for their exit rules. Pages of two
+What stands in pretrained/: four small models, and thresholds for their exit rules. Pages of three
 of the models are in assets/.
 
     python -m pretrained.make               the pages, for the models that are there
@@ -23,12 +23,14 @@ weights = False     # train the models, too
 # --------------------------------------------------------------------------------------------------
 
 # {name: the arguments of train.py, and of the page}
-MODELS = dict(text=[], calc=['config/calc.py'], maze=['config/maze.py'])
+MODELS = dict(text=[], calc=['config/calc.py'], maze=['config/maze.py'],
+              sudoku=['config/sudoku.py'])
 PAGES = dict(
     # the last answer is 191 words deep, and not what the model guesses at first
     calc=['--path=assets/explore_calc.html', '--length=192', '--dataset=calc:reset=0.01',
           '--seed=1'],
-    maze=['--path=assets/maze.html'])
+    maze=['--path=assets/maze.html'],
+    sudoku=['--path=assets/sudoku.html'])
 KEPT = 'model', 'model_args', 'model_class', 'config', 'iter_num', 'tokenizer', 'data'
 
 

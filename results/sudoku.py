@@ -3,9 +3,14 @@ What results/sudoku.md shows of a model of Sudoku: solved boards by loops and by
 
     python -m results.sudoku --out_dir=pretrained/sudoku            -> out/pretrained-sudoku/...
     python -m results.sudoku --file=top95.txt                       the boards of a list
+    python -m results.sudoku --ways=['fixed','valid','rest','sleep']    what each board costs
 
 A board is done as soon as its answer is valid, which the rules alone tell; answers are looked at
 after the numbers of loops in `loops`. A start is other noise, for the boards that are left.
+
+Ways to stop, for boards one at a time: `fixed`, after the last of `loops`; `valid`, as above;
+`rest`, as soon as no candidate moves farther than tau in a step; `sleep`, the exit rule `norm` with
+that tau, which computes the awake alone.
 """
 import time
 from random import Random
@@ -19,7 +24,8 @@ from common.configurator import configure
 from common.errors import check, run
 from common.files import write_csv
 from common.terminal import print_rows
-from loops import FixedNoise, Plan
+from exits import make_exit
+from loops import FixedNoise
 from zoo import sudoku
 
 # -------------------------------------------------------------------------------------------------
@@ -30,6 +36,8 @@ file: str | None = None     # in place of them the boards of a file, see boards_
 most: int | None = None     # so many of them, evenly spread; None = all
 loops = [16, 32, 64, 128, 256]
 starts = 8
+ways = []                   # in place of loops and starts: ways to stop
+tau = 0.3                   # of rest and sleep: how far a candidate that is still may move
 path: str | None = None     # of the CSV; None = sudoku.csv in the folder of the run's results
 # -------------------------------------------------------------------------------------------------
 
@@ -68,11 +76,11 @@ def solve(model, x, start):
     """
     B, T = x.shape
     group = model.groups[0]
-    plan = Plan([max(loops)], span=Span(0, T, x.device))
+    span = Span(0, T, x.device)
     model.see(T)
-    e = model.embed(x, plan.span.pos).float()
-    f = group.block_map(e, plan)
-    states = group.init_state(e, FixedNoise(start), plan.span.pos)
+    e = model.embed(x, span.pos).float()
+    f = group.map_of_all(e, span)
+    states = group.init_state(e, FixedNoise(start), span.pos)
     left = torch.arange(B)
     found = torch.zeros(B, dtype=torch.long)
     answers = torch.zeros_like(x)
@@ -86,39 +94,95 @@ def solve(model, x, start):
             left, states = left[~valid], states[~valid]
             if not len(left):
                 break
-            f = group.block_map(e[left], plan)
+            f = group.map_of_all(e[left], span)
     return found, answers
+
+
+def stopped(model, x, way):
+    """
+    A board x (1, T) solved in a way -> its answer (1, T), how many loops in the mean of its
+    candidates, and whether it came to rest.
+    """
+    most = max(loops)
+    if way == 'fixed':
+        return model(x, n_loop=most)[0].argmax(-1), most, False
+    if way == 'valid':
+        found, answer = solve(model, x, 0)
+        return answer, found.item() or most, False
+    if way == 'sleep':
+        trace = []
+        logits, _ = model(x, n_loop=most, exit=make_exit('norm', tau, wake=True), trace=trace)
+        return (logits.argmax(-1), trace[0]['evals'].double().mean().item(),
+                trace[0]['steps_used'].max().item() < most)
+    model.see(x.shape[1])
+    group = model.groups[0]
+    span = Span(0, x.shape[1], x.device)
+    e = model.embed(x, span.pos).float()
+    f = group.map_of_all(e, span)
+    states = group.init_state(e, FixedNoise(0), span.pos)
+    for k in range(1, most + 1):
+        before, states = states, f(states, k)
+        rests = (states - before).norm(dim=-1).max().item() < tau
+        if rests:
+            break
+    return model.through_coda(states).argmax(-1), k, rests
+
+
+def compare_ways(model, kind, x, y):
+    """A row for each of the ways."""
+    rows = []
+    for way in ways:
+        begin = time.process_time()
+        results = [stopped(model, board[None], way) for board in x]
+        seconds = time.process_time() - begin
+        answers = torch.cat([answer for answer, _, _ in results])
+        right = ((answers == y) | (y < 0)).all(dim=1).numpy()
+        rested = np.array([rests for _, _, rests in results])
+        rows.append(dict(boards=kind, n=len(x), way=way,
+                         solved=right.sum(), loops=round(np.mean([n for _, n, _ in results]), 1),
+                         rested=rested.sum(), rested_wrong=(rested & ~right).sum(),
+                         cpu_seconds=round(seconds, 1)))
+    return rows
+
+
+def by_starts(model, kind, x, y):
+    """A row for each start and each of `loops`, until all boards are solved."""
+    rows = []
+    left = torch.arange(len(x))
+    for start in range(starts):
+        begin = time.process_time()
+        parts = [solve(model, x[some], start)
+                 for some in left.split(max(1, AT_ONCE // x.shape[1]))]
+        found = torch.cat([number for number, _ in parts])
+        answers = torch.cat([answer for _, answer in parts])
+        right = ((answers == y[left]) | (y[left] < 0)).all(dim=1)
+        check(torch.equal(right, found > 0), 'a valid answer is the right one')
+        before = len(x) - len(left)
+        for k in loops:
+            solved = before + ((found > 0) & (found <= k)).sum().item()
+            rows.append(dict(boards=kind, n=len(x), starts=start + 1, loops=k, solved=solved,
+                             percent=round(100 * solved / len(x), 2),
+                             cpu_seconds=round(time.process_time() - begin, 1)))
+        left = left[found == 0]
+        if not len(left):
+            break
+    return rows
 
 
 @torch.no_grad()
 def main():
+    torch.set_num_threads(1)
     model, _, _, folder = open_run(out_dir, length=4096)
-    asked = [('file', boards_in(file, most))] if file else [
-        (kind, boards_of(kind, number)) for kind, number in zip(kinds, n_boards, strict=True)]
+    if file:
+        asked = [(file.rpartition('/')[2], boards_in(file, most))]
+    else:
+        asked = [(kind, boards_of(kind, number)) for kind, number in zip(kinds, n_boards)]
     rows = []
     for kind, (pairs, n) in asked:
         x = torch.from_numpy(np.stack([sudoku.candidates_of(board, n) for board, _ in pairs]))
         y = torch.from_numpy(np.stack([sudoku.labels_of(*pair, n) for pair in pairs]))
-        left = torch.arange(len(x))
-        for start in range(starts):
-            begin = time.process_time()
-            parts = [solve(model, x[some], start)
-                     for some in left.split(max(1, AT_ONCE // n ** 3))]
-            found = torch.cat([number for number, _ in parts])
-            answers = torch.cat([answer for _, answer in parts])
-            right = ((answers == y[left]) | (y[left] < 0)).all(dim=1)
-            check(torch.equal(right, found > 0), 'a valid answer is the right one')
-            before = len(x) - len(left)
-            for k in loops:
-                solved = before + ((found > 0) & (found <= k)).sum().item()
-                rows.append(dict(boards=file.rpartition('/')[2] if file else kind, n=len(x),
-                                 starts=start + 1, loops=k, solved=solved,
-                                 percent=round(100 * solved / len(x), 2),
-                                 cpu_seconds=round(time.process_time() - begin, 1)))
-            left = left[found == 0]
-            write_csv(rows, path or f'{folder}/sudoku.csv')
-            if not len(left):
-                break
+        rows += compare_ways(model, kind, x, y) if ways else by_starts(model, kind, x, y)
+        write_csv(rows, path or f'{folder}/sudoku.csv')
     print_rows(out_dir, rows, {name: '' for name in rows[-1]})
 
 

@@ -5,14 +5,16 @@ from random import Random
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT, finished, refused
 
+import decode
 import tasks
-from cache import Span
+from cache import Span, make_cache
 from exits import make_exit
 from loops import Plan
 from tasks import NOT_ASKED
 from zoo import sudoku
-from zoo.sudoku import BOXES, GIVEN, YES, Sudoku, SudokuConfig, UnitAttention
+from zoo.sudoku import BOXES, GIVEN, YES, Sudoku, SudokuConfig
 
 HARD = '4.....8.5.3..........7......2.....6.....8.4......1.......6.3.7.5..2.....1.4......'
 
@@ -29,30 +31,24 @@ def some(n, rows=2, text='sudoku', seed=0):
     return problems, *problems.make(np.random.default_rng(seed), rows, n ** 3)
 
 
-def fingerprint(solution):
+def fingerprints(solutions):
     """
-    The same for all shuffles of a solution of 9 x 9, and rarely for another one: of each two rows
-    in a band, and of each two others, the lengths of the cycles in which one digit leads to the one
-    that stands beside it in the other row; the same of columns.
+    Solutions of 9 x 9 (N, 81) -> a set of tuples, one for each: the same for all shuffles of a
+    solution, and rarely for two others. Where digits stand in one row, which stand there in
+    another? This permutes them; counted are the digits that stay in so many repetitions of it, for
+    all two rows, in a band or not, and for all two columns.
     """
-    both = []
-    for grid in (solution.reshape(9, 9), solution.reshape(9, 9).T):
-        cycles = []
-        for a in range(9):
-            for b in range(a):
-                leads = dict(zip(grid[a].tolist(), grid[b].tolist()))
-                lengths = []
-                while leads:
-                    first = digit = next(iter(leads))
-                    length = 0
-                    while digit in leads:
-                        digit = leads.pop(digit)
-                        length += 1
-                    lengths.append(length)
-                    assert digit == first
-                cycles.append((a // 3 == b // 3, *sorted(lengths)))
-        both.append(tuple(sorted(cycles)))
-    return tuple(sorted(both))
+    a, b = np.triu_indices(9, 1)
+    sides = []
+    for grid in (solutions.reshape(-1, 9, 9) - 1, solutions.reshape(-1, 9, 9).swapaxes(1, 2) - 1):
+        step = np.take_along_axis(grid[:, b], grid[:, a].argsort(axis=2), axis=2)   # (N, 36, 9)
+        number = np.broadcast_to(a // 3 == b // 3, step.shape[:2]).astype(int)
+        image = step
+        for _ in range(5):
+            image = np.take_along_axis(step, image, axis=2)
+            number = 10 * number + (image == np.arange(9)).sum(axis=2)
+        sides.append(np.sort(number, axis=1).tolist())
+    return {tuple(sorted(map(tuple, pair))) for pair in zip(*sides)}
 
 
 def shuffle(n, random):
@@ -90,16 +86,18 @@ def test_a_board_has_no_clue_that_could_go():
 
 
 def test_no_held_out_solution_is_a_shuffle_of_one_of_training():
-    solutions = [sudoku.solution_of(9, number) for number in range(len(sudoku.pool(9)))]
-    training = {fingerprint(solution) for solution in solutions}
-    assert len(training) > 0.99 * len(solutions)
-    y = sudoku.labels_of(0 * solutions[0], solutions[0], 9)
-    moved = y[shuffle(9, Random(0))].reshape(81, 9).argmax(axis=1) + 1
-    assert (moved != solutions[0]).any() and fingerprint(moved) in training
+    solutions = np.array([sudoku.solution_of(9, i) for i in range(len(sudoku.pool(9)))])
+    training = fingerprints(solutions)
+    assert len(training) > 0.999 * len(solutions)
+    for seed, solution in enumerate(solutions[:5]):
+        y = sudoku.labels_of(0 * solution, solution, 9)
+        moved = y[shuffle(9, Random(seed))].reshape(81, 9).argmax(axis=1) + 1
+        assert (moved != solution).any() and fingerprints(moved) < training
+        assert fingerprints(moved.reshape(9, 9).T) < training
     x, y, _ = tasks.Problems('sudoku').all_held_out(729)
     right = ((x == GIVEN) | (y == YES)).reshape(-1, 81, 9).argmax(axis=2) + 1
     assert len(right) == 200
-    assert not training & {fingerprint(solution) for solution in right}
+    assert not training & fingerprints(right)
 
 
 def test_a_training_batch_has_boards_of_one_size_with_one_solution():
@@ -163,12 +161,11 @@ def test_the_picture_has_boxes_bold_clues_and_a_mark_at_wrong_digits():
     guesses = y[0].copy()
     guesses[4 * 15:] = [sudoku.NO, YES, sudoku.NO, sudoku.NO]
     picture = problems.task.picture(x[0], y[0], guesses, None)
-    assert '\x1b[1m 1 \x1b[0m 2 │' in picture
-    plain = re.sub(r'\x1b\[[\d;]*m', '', picture)
-    assert plain.splitlines() == [' 1  2 │ 3  4 ', ' 3  4 │ 1  2 ', '──────┼──────',
-                                  ' 2  1 │ 4  3 ', ' 4  3 │ 2  2!']
+    assert picture.splitlines() == [' 1  2 │ 3  4 ', ' 3  4 │ 1  2 ', '──────┼──────',
+                                    ' 2  1 │ 4  3 ', ' 4  3 │ 2  2!']
     coloured = problems.task.picture(x[0], y[0], guesses, np.arange(64))
-    assert re.sub(r'\x1b\[[\d;]*m', '', coloured) == plain and '48;5' in coloured
+    assert re.sub(r'\x1b\[[\d;]*m', '', coloured) == picture
+    assert '\x1b[1m 1 \x1b[0m' in coloured and '48;5' in coloured
 
 
 # the model ---------------------------------------------------------------------------------------
@@ -207,18 +204,17 @@ def test_each_head_attends_to_the_unit_of_its_kind(model):
     torch.testing.assert_close(attention(x), attention.c_proj(y))
 
 
-@torch.no_grad()
 @pytest.mark.parametrize('n', [4, 6, 9])
-def test_computing_the_candidates_that_are_awake_changes_nothing(n, model, monkeypatch):
+def test_computing_the_candidates_that_are_awake_changes_nothing(n, model):
     _, x, *_ = some(n)
     idx = torch.from_numpy(x)
     rule = make_exit('norm', 0.5, wake=True)
-    alone, whole = [], []
-    logits, _ = model(idx, exit=rule, n_loop=60, trace=alone)
-    monkeypatch.setattr(UnitAttention, 'reads_few', lambda *_: False)
-    expected, _ = model(idx, exit=rule, n_loop=60, trace=whole)
-    assert torch.equal(alone[0]['evals'], whole[0]['evals'])
-    assert alone[0]['evals'].float().std() > 0, 'some candidates should sleep'
+    logits, _, alone = decode.read(model, idx, Plan([60], rule))
+    # with a cache that is given, all are computed
+    cache = make_cache(model, [60], 'latest')
+    expected, _, whole = decode.read(model, idx, Plan([60], rule, cache=cache))
+    assert torch.equal(alone, whole)
+    assert alone.float().std() > 0, 'some candidates should sleep'
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
@@ -253,3 +249,31 @@ def test_a_board_is_read_whole(model):
         model(torch.zeros(1, 65, dtype=int))
     with pytest.raises(ValueError):
         model.generate(torch.zeros(1, 64, dtype=int), 2)
+
+
+# what we ship ------------------------------------------------------------------------------------
+
+def test_the_shipped_model_solves_hard_boards(monkeypatch):
+    """Those that one start leaves, others solve; the answer is drawn, and known to be valid."""
+    monkeypatch.chdir(ROOT)
+    flags = '--out_dir=pretrained/sudoku', '--device=cpu', '--num_samples=4', '--num_starts=8'
+    printed = finished(*flags, script='sample.py')
+    right, asked = re.search(r'--- (\d+) of (\d+) answers right', printed).groups()
+    assert right == asked and printed.count('┼') == 16
+
+
+@pytest.mark.parametrize('flag', ['--start=' + HARD[1:], '--start=' + 81 * '.', '--length=700',
+                                  '--start=' + HARD.replace('.', '4', 1), '--num_starts=0'])
+def test_bad_input_is_one_line(flag, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    refused('--out_dir=pretrained/sudoku', flag, script='sample.py')
+
+
+def test_a_task_that_cannot_check_has_one_start(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    refused('--out_dir=pretrained/calc', '--num_starts=2', script='sample.py')
+
+
+def test_training_refuses_heads_that_fit_no_units(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused(f'{ROOT}/config/sudoku.py', '--n_head=3', '--n_embd=48')

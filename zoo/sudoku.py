@@ -189,7 +189,7 @@ def random_solution(random, n):
 
 def minimal_board(random, n, by_singles=False):
     """
-    A board (n^2,) of which no clue could go, and its solution: with less clues it would have
+    A board (n^2,) of which no clue could go, and its solution: with fewer clues it would have
     another solution, or, by_singles, singles would not solve it.
     """
     units, _ = bits_of(n)
@@ -256,12 +256,12 @@ def depths_of(board, n):
 @dataclass
 class Sudokus(tasks.Task):
     """
-    Boards without a clue that could go: with less clues, a board of 9 x 9 has more than one
+    Boards without a clue that could go: with fewer clues, a board of 9 x 9 has more than one
     solution, and singles do not solve one of another size. with_singles: nor one of 9 x 9.
 
-    In training boards of 4 x 4, 6 x 6 and twice 9 x 9 come in turn, those of 9 x 9 with 0 to `more`
-    clues more, and half of the square ones with rows for columns; the model would see no difference
-    in other shuffles. Held-out boards are made anew.
+    In training four of six batches have boards of 9 x 9, with 0 to `more` clues more; one has 4 x 4
+    and one 6 x 6. Half of the square ones have rows for columns. In other shuffles the model would
+    see no difference. Held-out boards are made anew.
     """
     with_singles: bool = False
     more: int = 15
@@ -281,7 +281,7 @@ class Sudokus(tasks.Task):
 
     def batch(self, rng, rows, T):
         random = Random(int(rng.integers(2 ** 62)))
-        n = random.choice([side for side in (4, 6, 9, 9) if side <= side_of(T)])
+        n = random.choice([side for side in (4, 6, 9, 9, 9, 9) if side <= side_of(T)])
         rows *= 1 if n == 9 else 3
         xs = []
         ys = []
@@ -301,7 +301,7 @@ class Sudokus(tasks.Task):
         x = np.stack(xs)
         return x, np.stack(ys), np.zeros_like(x)        # nobody asks for depths in training
 
-    def budget(self, T):
+    def budget(self, T, wakes=True):
         return 256
 
     def words(self):
@@ -350,9 +350,9 @@ class Sudokus(tasks.Task):
 
     def picture(self, x, y, guesses, steps):
         """
-        A board in lines of text: clues in bold, a digit that is guessed on the colour of the loop
-        steps of its cell, with a ! if it is wrong, or ? where there are none or two of them. x, y,
-        guesses, steps: (T,); steps None = no colours.
+        A board in lines of text: a digit that is guessed with a ! if it is wrong, or ? where there
+        are none or two of them. x, y, guesses, steps: (T,); steps None = plain letters, otherwise
+        clues are bold, and guesses on the colour of the loop steps of their cell.
         """
         n = side_of(len(x))
         h, w = BOXES[n]
@@ -361,7 +361,8 @@ class Sudokus(tasks.Task):
         cells = []
         for cell in range(n * n):
             if (x[cell] == GIVEN).any():
-                cells.append(f'\x1b[1m {DIGITS[(x[cell] == GIVEN).argmax()]} \x1b[0m')
+                text = f' {DIGITS[(x[cell] == GIVEN).argmax()]} '
+                cells.append(text if steps is None else f'\x1b[1m{text}\x1b[0m')
                 continue
             yes = np.flatnonzero((x[cell] == OPEN) & (guesses[cell] == YES))
             right = np.flatnonzero(y[cell] == YES)

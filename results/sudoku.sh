@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# What sudoku.md shows: three trainings, their solved boards by loops and starts, ways to stop.
+#     bash results/sudoku.sh          three hours of one core; lib.sh says how to use many
+#     LISTS=FOLDER bash results/sudoku.sh     also the public lists that lie in this folder
+# -> results/sudoku.csv, results/sudoku_ways.csv
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. results/lib.sh
+
+# boards TABLE RUN FLAGS: solved boards of a run
+boards() {
+    [ -e "$OUT/$2.done" ] || return 0
+    mkdir -p "$OUT/$1-$2"
+    once "$1-$2" python -m results.sudoku --out_dir="$OUT/$2" --path="$OUT/$1-$2/sudoku.csv" \
+        "${@:3}"
+}
+
+for seed in 1337 1 2; do
+    run=sudoku-$seed
+    train $run config/sudoku.py --seed=$seed
+    boards made $run
+    [ -z "${LISTS:-}" ] || {
+        boards seventeen $run --file="$LISTS/puzzles2_17_clue" --most=1000
+        boards norvig $run --file="$LISTS/top95.txt" --starts=32
+        boards forum $run --file="$LISTS/puzzles5_forum_hardest_1905_11+" --most=100
+    }
+done
+boards ways sudoku-1337 "--kinds=['minimal']" '--n_boards=[50]' \
+    "--ways=['fixed','valid','rest','sleep']"
+boards rest sudoku-1337 "--kinds=['minimal','singles']" '--n_boards=[1000,1000]' "--ways=['rest']"
+# without loops: as many weights, and as many layers as the training's loops
+train plain2-sudoku-1 config/sudoku.py --groups=[] --seed=1
+train plain22-sudoku-1 config/sudoku.py --groups=[] --n_layer=22 --seed=1
+
+set +f
+collect sudoku "$OUT"/{made,seventeen,norvig,forum}-sudoku-*/sudoku.csv
+collect sudoku_ways "$OUT"/{ways,rest}-sudoku-*/sudoku.csv
