@@ -35,7 +35,6 @@ Paper: App. B (FineWeb, 300M tokens).
 """
 import functools
 import glob
-import itertools
 import lzma
 import math
 import os
@@ -43,7 +42,6 @@ import re
 import sys
 import tempfile
 import time
-import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -95,9 +93,8 @@ def own_text(path, val_path=None):
     if val_path is None:
         return hold_out(documents_of(files))
     held_out = files_at(val_path)
-    files = [file for file in files if file not in held_out]
-    return [*(('train', text) for text in documents_of(files)),
-            *(('val', text) for text in documents_of(held_out))]
+    train = documents_of(file for file in files if file not in held_out)
+    return [('train', text) for text in train] + [('val', text) for text in documents_of(held_out)]
 
 
 def hold_out(texts):
@@ -105,8 +102,8 @@ def hold_out(texts):
     Cut off the last 5% of the texts: at the border between documents nearest to it, or within the
     document there if that has more than a tenth of all.
     """
+    check(texts, 'there is no text')
     lengths = np.array([len(text) for text in texts])
-    check(len(texts), 'there is no text')
     ends = lengths.cumsum()
     cut = int(0.95 * ends[-1])
     if 10 * lengths[np.searchsorted(ends, cut, side='right')] <= ends[-1]:
@@ -121,14 +118,11 @@ def hold_out(texts):
 def files_at(path):
     """The files of a path in order of name: a file, a folder of .txt files, or a glob."""
     if os.path.isdir(path):
-        found = glob.glob(f'{glob.escape(path)}/**/*.txt', recursive=True)
-    elif os.path.isfile(path):      # whose name may look like a pattern
-        found = [path]
-    else:
-        found = glob.glob(path, recursive=True)
-    files = sorted({os.path.realpath(file) for file in found if os.path.isfile(file)})  # each once
+        path = f'{glob.escape(path)}/**/*.txt'
+    # the name of a file may look like a pattern
+    files = [path] if os.path.isfile(path) else glob.glob(path, recursive=True)
     check(files, f"no text at '{path}': give a UTF-8 text file, a folder of .txt files, or a glob")
-    return files
+    return sorted({os.path.realpath(file) for file in files})       # each once
 
 
 def documents_of(files):
@@ -150,42 +144,37 @@ def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=tokens
     already, it stays.
     """
     folder = f'data/{name}'
-    call = dict(path=path, tokenizer=tokenizer, bpe=bpe, tokens=tokens, subset=subset)
-    if val_path is not None:
-        call['val_path'] = val_path
-        check(name not in ('torchdocs', 'fineweb'), '--val_path is for text of your own')
-    check(re.fullmatch(r'\w[\w.-]*', name), f"'{name}' cannot be the name of a folder in data/")
-    check(name not in tasks.TASKS, f"'{name}' is the name of a task: choose another one")
-    check(name != 'torchdocs' or not path,
-          f'text of your own needs a name of its own: python data.py NAME --path={path}')
-    check(bpe is None or bpe > 256, f'bpe must be at least 257, the bytes and {EOT}, not {bpe}')
-    check(not bpe or not tokenizer and name != 'fineweb', '--bpe trains a tokenizer, on text that '
-          'fits into memory: leave out --tokenizer, and use none on fineweb')
-    if os.path.exists(folder) and not overwrite:
-        return found(folder, call)
+    call = dict(path=path, val_path=val_path, tokenizer=tokenizer, bpe=bpe, tokens=tokens,
+                subset=subset)
+    check(re.fullmatch(r'\w[\w.-]*', name) and name not in tasks.TASKS,
+          f"'{name}' is a task, or cannot be the name of a folder: choose another name")
     if os.path.exists(folder):
+        if not overwrite:
+            return found(folder, call)
         others = sorted({*os.listdir(folder)} - OURS)
         check(not others, f'{folder} holds {others[:1]}, which would be lost: choose another name')
 
     # documents and encoding
-    if name == 'fineweb':
+    is_web = name == 'fineweb'
+    if is_web:
+        check(not bpe and not val_path, '--bpe and --val_path are for text of your own')
         documents = fineweb(path or 'HuggingFaceFW/fineweb', subset)
     elif name == 'torchdocs':
+        check(not path and not val_path, 'text of your own needs a name of its own: python data.py '
+              'NAME --path=TEXT')
         documents = torchdocs()
     else:
         check(path, f'give the text: python data.py {name} --path=TEXT')
         documents = own_text(path, val_path)
     if bpe is not None:
+        check(bpe > 256 and not tokenizer, '--bpe trains a tokenizer, of at least 257 tokens (the '
+              f'bytes and {EOT}): leave out --tokenizer')
         documents = list(documents)         # read twice: to train the BPE, and to encode
         encoding = train_bpe([text for split, text in documents if split == 'train'], bpe)
     else:
-        encoding = open_text_encoding(tokenizer or ('gpt2' if name == 'fineweb' else 'bytes'))
+        encoding = open_text_encoding(tokenizer or ('gpt2' if is_web else 'bytes'))
     check(encoding.n_vocab <= 2 ** 16, f'{encoding.n_vocab} tokens, and uint16 has room for 65536: '
           'use another tokenizer')
-    documents = iter(documents)
-    first = list(itertools.islice(documents, 10))
-    for _, text in first:
-        check_comes_back(text[:100_000], encoding)
 
     # into a private folder, which gets its name when all is there; a kill leaves it behind
     os.makedirs('data', exist_ok=True)
@@ -199,22 +188,19 @@ def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=tokens
         write_json(meta | dict(complete=False), f'{new}/meta.json')
         failure = None
         try:
-            write(itertools.chain(first, documents), encoding, new,
-                  tokens if name == 'fineweb' else math.inf)
+            write(documents, encoding, new, tokens if is_web else math.inf)
             write_json(meta | dict(complete=True), f'{new}/meta.json')
         except (ValueError, OSError, KeyboardInterrupt) as error:
             for split, n in tokens_in(new).items():
                 os.truncate(f'{new}/{split}.bin', 2 * n)        # a full disk may halve a token
-            if name != 'fineweb' or worth(new) <= worth(folder):
+            if not is_web or worth(new) <= worth(folder):
                 raise
             failure = error
-        if os.path.exists(folder) and (overwrite or worth(new) > worth(folder)):
+        if overwrite and os.path.exists(folder):
             os.rename(folder, f'{private}/old')
         try:
             os.rename(new, folder)
         except OSError:
-            if not os.path.exists(folder):
-                raise
             return found(folder, call)      # another process was faster
     if failure:
         print(f'{folder} keeps what was written: {in_words(folder)}', file=sys.stderr)
@@ -289,15 +275,6 @@ def worth(folder):
     return n['train'] if min(n.values()) > 512 else 0
 
 
-def check_comes_back(text, encoding):
-    """ValueError if a text is not what its tokens say: a tokenizer may lack some of its letters."""
-    decoded = encoding.decode(encoding.encode(text))
-    # a begin-of-text token is no text; some tokenizers join an accent and its letter
-    decoded = unicodedata.normalize('NFC', decoded)
-    check(decoded.endswith(unicodedata.normalize('NFC', text)), f'the tokenizer {encoding.name} '
-          f'cannot write the text: {text[:40]!r}... comes back as {decoded[:40]!r}...')
-
-
 # data/NAME -> batches -----------------------------------------------------------------------------
 
 def open_encoding(name, folder=None):
@@ -319,11 +296,9 @@ def open_data(name, model_tokenizer=None, vocab_size=math.inf):
     if name == 'torchdocs' and not os.path.exists('data/torchdocs'):
         make(name)
     examples = tasks.Problems(name) if tasks.is_task(name) else Text(name)
-    check(model_tokenizer in (None, examples.tokenizer), f'the model reads tokens of '
-          f"{model_tokenizer}, but data set '{name}' has those of {examples.tokenizer}: choose "
-          'another --dataset')
-    check(examples.vocab_size <= vocab_size, f"the model has {vocab_size} tokens, but data set "
-          f"'{name}' has {examples.vocab_size}, of {examples.tokenizer}: choose another --dataset")
+    check(model_tokenizer in (None, examples.tokenizer) and examples.vocab_size <= vocab_size,
+          f"data set '{name}' has {examples.vocab_size} tokens of {examples.tokenizer}, and the "
+          f'model reads {vocab_size} of {model_tokenizer}: choose another --dataset')
     return examples
 
 

@@ -293,15 +293,16 @@ def loop(f, x, k_max, rule, logits_of=None, readers=None, record=None):
 
         # Algorithm 1 throws the step that triggered away
         takes = awake if rule.keep else awake & next_awake
-        x[places(takes, x)] = x1[places(takes[awake], x)]
+        x.index_copy_(0, places(takes, x), x1.index_select(0, places(takes[awake], x)))
         kept[takes] = k
         if record:
             record(awake, x)
 
         # who falls asleep takes steps of length 0 from now on
-        falling = places(awake & ~next_awake, x)
-        if readers and memos is not None and len(falling):
-            _, memos = observe(rule, x[falling], memos, falling, x, logits_of)
+        falls = awake & ~next_awake
+        if readers and memos is not None and falls.any():
+            at = places(falls, x)
+            _, memos = observe(rule, x[at], memos, at, x, logits_of)
         awake = next_awake
         if not awake.any():
             break
@@ -311,7 +312,7 @@ def loop(f, x, k_max, rule, logits_of=None, readers=None, record=None):
 
 def places(mask, like):
     """The numbers of the True places in a NumPy mask, a tensor (N,) on the device of `like`."""
-    at = torch.from_numpy(np.flatnonzero(mask))
+    at = torch.from_numpy(mask.ravel().nonzero()[0])
     return at.to(like.device, non_blocking=True) if like.is_cuda else at
 
 
@@ -320,14 +321,14 @@ def observe(rule, x1, memos, at, x, logits_of):
     The signal of the tokens `at` in their step from x (B T, C) to x1 (N, C) -> its value (N,), and
     the memos of all tokens (B T, any).
     """
-    memo = None if memos is None else memos[at]
+    memo = None if memos is None else memos.index_select(0, at)
     logits_of = partial(logits_of, at=at, x=x) if logits_of else None
-    value, memo = rule.observe(x[at], x1, memo, logits_of)
+    value, memo = rule.observe(x.index_select(0, at), x1, memo, logits_of)
     if memo is None:
         return value, None
     if memos is None:                                   # the first step, which all tokens take
         return value, memo.clone()
-    memos[at] = memo
+    memos.index_copy_(0, at, memo)
     return value, memos
 
 

@@ -42,7 +42,6 @@ seed = 0
 # -------------------------------------------------------------------------------------------------
 
 NOT_ASKED = -100            # torch's cross-entropy ignores this label
-MOST_BLOCKS = 40            # a problem that wraps to more blocks than this shows only its ends
 
 
 def steps_since(mask):
@@ -115,7 +114,6 @@ class Calc(Task):
 
     def __post_init__(self):
         check(self.p >= 2, f'p must be at least 2, not {self.p}')
-        check(0 < self.reset <= 1, f'reset must lie in (0, 1], not {self.reset}')
 
     def __call__(self, rng, rows, T):
         p = self.p
@@ -297,17 +295,11 @@ def print_problem(problems, x, y, guesses=None, steps=None, in_colour=False, who
     if steps is not None:
         lines['loops'] = [f'{n:.1f}'.removesuffix('.0') for n in steps]
 
-    # blocks as wide as the terminal; of many the first and last ones
+    # blocks as wide as the terminal
     width = 1 + max(len(word) for words in lines.values() for word in words)
     per_block = max(1, (shutil.get_terminal_size().columns - len('problem')) // width)
-    blocks = [slice(first, first + per_block) for first in range(0, len(x), per_block)]
-    half = MOST_BLOCKS // 2
-    left_out = blocks[half:-half] if len(blocks) > MOST_BLOCKS else []
-    for block in blocks:
-        if block in left_out:
-            if block == left_out[0]:
-                print(f'... {len(left_out) * per_block:,} tokens ...\n')
-            continue
+    for first in range(0, len(x), per_block):
+        block = slice(first, first + per_block)
         for name, words in lines.items():
             cells = [word.rjust(width) for word in words[block]]
             if in_colour and name == who:

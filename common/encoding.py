@@ -70,15 +70,12 @@ class TokenizerJson:
     """The encoding of a tokenizer.json, from the text of that file."""
 
     def __init__(self, text):
-        from tokenizers import Tokenizer, models  # here, since most runs need none
+        from tokenizers import Tokenizer  # here, since most runs need none
         self.text = text
         self.name = STORED + hashlib.sha256(text.encode()).hexdigest()[:16]
         self.tokenizer = Tokenizer.from_str(text)
-        # a whole text, always in one way
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-        if isinstance(self.tokenizer.model, models.BPE):
-            self.tokenizer.model.dropout = None
         # '</s>' in a text is four letters
         known = [end for end in ENDS if self.tokenizer.token_to_id(end) is not None]
         check(known, f"it has no end-of-text token: one of {', '.join(ENDS)}")

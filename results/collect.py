@@ -3,9 +3,10 @@ Tables of several runs in one CSV, with the name of the run in front of each row
 
     python -m results.collect results/text.csv out-results/*/eval.csv
 
-lib.sh calls it. The run is the folder of a file, or the folder above figures/. A number has five
-digits. Of eval.csv the training stands beside the losses: its iterations, learning rate, width,
-weights, and work in 10^12 FLOPs.
+lib.sh calls it. The run is the folder of a file, or the folder above figures/; `commit` is that of
+the programs that ran, as lib.sh has noted it, and a line says if a table is of several. A number
+has five digits. Of eval.csv the training stands beside the losses: its iterations, learning rate,
+width, weights, and work in 10^12 FLOPs.
 """
 import re
 import sys
@@ -31,8 +32,16 @@ def training(folder):
                 teraflops=tokens * sum(flops) / max(1, len(flops)) / 1e12)
 
 
-def short(value):
-    """A number with five digits, anything else as it is."""
+def commit_of(*names):
+    """What stands in the first NAME.done that is there; '' without one."""
+    notes = [Path(f'{name}.done') for name in names]
+    return next((note.read_text().strip() for note in notes if note.exists()), '')
+
+
+def short(name, value):
+    """A number with five digits, anything else, such as a commit of digits alone, as it is."""
+    if name == 'commit':
+        return value
     try:
         return value if str(value).lstrip('-').isdigit() else f'{float(value):.5g}'
     except (TypeError, ValueError):
@@ -45,16 +54,21 @@ def main():
     for path in map(Path, files):
         folder = path.parent.parent if path.parent.name == 'figures' else path.parent
         first = dict(run=folder.name)
+        commit = commit_of(path.with_suffix(''), folder)
         if path.name == 'eval.csv':
             first |= training(folder)
         elif path.name.startswith('eval_'):         # eval_WEIGHTS-ITERATION_DATA_LENGTH.csv
             first['data'] = re.sub(r'eval_.*?-\d+_', '', path.stem)
         for row in read_csv(path):
-            rows.append({name: short(value) for name, value in (first | row).items()})
+            row = first | row | dict(commit=commit)
+            rows.append({name: short(name, value) for name, value in row.items()})
     columns = list(dict.fromkeys(name for row in rows for name in row if row[name] != ''))
     columns = [name for name in columns if name != 'name']      # the other columns say it
     write_csv([{name: row.get(name, '') for name in columns} for row in rows], table)
     print(f'{table}: {len(rows)} rows of {len(files)} files')
+    commits = {row['commit'] for row in rows}
+    if len(commits) > 1:
+        print(f'of {len(commits)} commits: run all of it again at one')
 
 
 if __name__ == '__main__':

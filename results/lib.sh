@@ -12,15 +12,19 @@ DEVICE=${DEVICE:-cpu}
 mkdir -p "$OUT"
 export OMP_NUM_THREADS=1
 
-# once NAME COMMAND: run the command and keep what it prints in $OUT/NAME.log
+# the commit of the programs, `+` behind it if a file of them has been changed since
+commit=$(git describe --always --dirty=+ --exclude='*' 2> /dev/null || true)
+
+# once NAME COMMAND: run the command and keep what it prints in $OUT/NAME.log, and the commit in
+# $OUT/NAME.done, from where collect.py takes it
 once() {
     [ -e "$OUT/$1.done" ] && return
     if [ -n "${LIST:-}" ]; then
         printf '%q ' "${@:2}"
-        echo "> $OUT/$1.log 2>&1 && touch $OUT/$1.done"
+        echo "> $OUT/$1.log 2>&1 && echo $commit > $OUT/$1.done"
     else
         "${@:2}" 2>&1 | tee "$OUT/$1.log"
-        touch "$OUT/$1.done"
+        echo "$commit" > "$OUT/$1.done"
     fi
 }
 

@@ -64,10 +64,8 @@ def solve(model, x, rule, number, wake=None):
 
 @torch.no_grad()
 def main():
-    if len(n_mazes) != len(sides):
-        raise ValueError(f'n_mazes must have a number for each of the sides {sides}')
     rows = []
-    for side, n in zip(sides, n_mazes):
+    for side, n in zip(sides, n_mazes, strict=True):
         model, _, _, folder = open_run(out_dir, length=side * side, damping=damping)
         for deep in 0.0, 1.0:
             x, y, depths = mazes(side, n, deep)

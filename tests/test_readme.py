@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,12 @@ def test_the_set_up_lines():
     lines = [line for line, _ in commands() if 'pip install' in line]
     assert {start, f'{start} && python train.py', f'{start} && python -m pytest -q tests'} == {
         *lines}
+
+
+def test_pip_and_uv_install_the_same():
+    with open(os.path.join(ROOT, 'pyproject.toml'), 'rb') as f:
+        for_uv = tomllib.load(f)['project']['dependencies']
+    assert for_uv == Path(ROOT, 'requirements.txt').read_text().split()
 
 
 def test_every_command(folder):
