@@ -308,8 +308,7 @@ def test_resume_takes_the_knobs_of_its_run_but_flags_win():
     args = [*TINY, '--warmup_iters=2', '--eval_interval=100']
     finished(*args, '--max_iters=5')
     Path('file.py').write_text("batch_size = 2\nmax_iters = 9\nout_dir = 'out'\n")
-    printed = finished('file.py', '--resume', '--max_iters=8', '--log_interval=3')
-    assert 'the learning rate is 5.0e-04 now, and 5.0e-04 at iteration 8' in printed
+    finished('file.py', '--resume', '--max_iters=8', '--log_interval=3')
     finished(*args, '--max_iters=8', '--lr_decay_iters=5', '--out_dir=out-long')
     resumed, long = read_checkpoint('out'), read_checkpoint('out-long')
     for key in ('model', 'optimizers', 'iter_num'):
@@ -408,24 +407,18 @@ def test_a_run_needs_the_file_of_its_part(flags):
     """Without that file it cannot go on."""
     Path('mine.py').write_text(MINE)
     with mock.patch.dict(loops.INJECTIONS), mock.patch.dict(tasks.TASKS):
-        finished('mine.py', *TINY, *flags, '--max_iters=2')
+        finished('mine.py', *TINY, *flags, '--max_iters=2', '--log_interval=1',
+                 '--gradient_accumulation_steps=2')
+    for row in read_csv('out/log.csv'):
+        if row['dt_ms']:            # speed counts the tokens that a batch has
+            tokens = float(row['tokens_per_s']) * float(row['dt_ms']) / 1000
+            assert tokens == pytest.approx(2 * (8 * 4 if 'mine' in flags[0] else 4 * 16), rel=0.02)
     with mock.patch.dict(loops.INJECTIONS), mock.patch.dict(tasks.TASKS):
         done = run('--resume')
         assert done.returncode == 2 and done.stderr.count('\n') == 1
     with mock.patch.dict(loops.INJECTIONS), mock.patch.dict(tasks.TASKS):
         finished('mine.py', '--resume', '--max_iters=3')
         assert read_checkpoint('out')['iter_num'] == 3
-
-
-@mock.patch.dict(loops.INJECTIONS)
-@mock.patch.dict(tasks.TASKS)
-def test_the_speed_counts_the_tokens_of_a_batch():
-    Path('mine.py').write_text(MINE)
-    finished('mine.py', *TINY, '--dataset=mine', '--gradient_accumulation_steps=2')
-    for row in read_csv('out/log.csv'):
-        if row['dt_ms']:
-            tokens = float(row['tokens_per_s']) * float(row['dt_ms']) / 1000
-            assert tokens == pytest.approx(2 * 8 * 4, rel=0.02)
 
 
 def test_a_run_holds_its_tokenizer():
