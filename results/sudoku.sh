@@ -23,14 +23,11 @@ for seed in 1337 1 2; do
     [ -z "${LISTS:-}" ] || boards seventeen $run --file="$LISTS/puzzles2_17_clue" --most=1000
 done
 boards small sudoku-1337 "--kinds=['4','6','12']" '--n_boards=[100,100,32]' --starts=1
-[ -z "${LISTS:-}" ] || {
-    boards norvig sudoku-1337 --file="$LISTS/top95.txt"
-    boards forum sudoku-1337 --file="$LISTS/puzzles5_forum_hardest_1905_11+" --most=50
-}
+[ -z "${LISTS:-}" ] || boards norvig sudoku-1337 --file="$LISTS/top95.txt"
 boards ways sudoku-1337 "--kinds=['minimal']" '--n_boards=[30]' \
     "--ways=['fixed','valid','rest','sleep']"
 boards rest sudoku-1337 "--kinds=['minimal','singles']" '--n_boards=[500,500]' "--ways=['rest']"
 
 set +f
-collect sudoku "$OUT"/{nine,sixteen,small,seventeen,norvig,forum}-sudoku-*/sudoku.csv
+collect sudoku "$OUT"/{nine,sixteen,small,seventeen,norvig}-sudoku-*/sudoku.csv
 collect sudoku_ways "$OUT"/{ways,rest}-sudoku-*/sudoku.csv
