@@ -30,7 +30,8 @@ PAGES = dict(
     calc=['--path=assets/explore_calc.html', '--length=192', '--dataset=calc:reset=0.01',
           '--seed=1'],
     maze=['--path=assets/maze.html'],
-    sudoku=['--path=assets/sudoku.html'])
+    # at 0.1 the candidates of solved boards rest
+    sudoku=['--path=assets/sudoku.html', '--tau=0.1'])
 KEPT = 'model', 'model_args', 'model_class', 'config', 'iter_num', 'tokenizer', 'data'
 
 

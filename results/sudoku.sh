@@ -18,20 +18,16 @@ boards() {
 for seed in 1337 1 2; do
     run=sudoku-$seed
     train $run config/sudoku.py --seed=$seed
-    boards made $run
-    [ -z "${LISTS:-}" ] || {
-        boards seventeen $run --file="$LISTS/puzzles2_17_clue" --most=1000
-        boards norvig $run --file="$LISTS/top95.txt" --starts=32
-        boards forum $run --file="$LISTS/puzzles5_forum_hardest_1905_11+" --most=100
-    }
+    boards nine $run "--kinds=['minimal','singles']" '--n_boards=[500,500]'
+    boards sixteen $run "--kinds=['16']" '--n_boards=[64]' --starts=1
+    [ -z "${LISTS:-}" ] || boards seventeen $run --file="$LISTS/puzzles2_17_clue" --most=1000
 done
-boards ways sudoku-1337 "--kinds=['minimal']" '--n_boards=[50]' \
+boards small sudoku-1337 "--kinds=['4','6','12']" '--n_boards=[100,100,32]' --starts=1
+[ -z "${LISTS:-}" ] || boards norvig sudoku-1337 --file="$LISTS/top95.txt"
+boards ways sudoku-1337 "--kinds=['minimal']" '--n_boards=[30]' \
     "--ways=['fixed','valid','rest','sleep']"
-boards rest sudoku-1337 "--kinds=['minimal','singles']" '--n_boards=[1000,1000]' "--ways=['rest']"
-# without loops: as many weights, and as many layers as the training's loops
-train plain2-sudoku-1 config/sudoku.py --groups=[] --seed=1
-train plain22-sudoku-1 config/sudoku.py --groups=[] --n_layer=22 --seed=1
+boards rest sudoku-1337 "--kinds=['minimal','singles']" '--n_boards=[500,500]' "--ways=['rest']"
 
 set +f
-collect sudoku "$OUT"/{made,seventeen,norvig,forum}-sudoku-*/sudoku.csv
+collect sudoku "$OUT"/{nine,sixteen,small,seventeen,norvig}-sudoku-*/sudoku.csv
 collect sudoku_ways "$OUT"/{ways,rest}-sudoku-*/sudoku.csv

@@ -227,18 +227,6 @@ def here(run_folder, monkeypatch):
     monkeypatch.chdir(run_folder)
 
 
-@pytest.fixture(scope='session')
-def short_run(tmp_path_factory):
-    """The folder of a run with two groups, out/ckpt.pt. Its data are gone: decoding needs none."""
-    folder = tmp_path_factory.mktemp('short')
-    with contextlib.chdir(folder):
-        make_book()
-        finished(*TINY, '--n_layer=5', '--groups=[[1],[2,3]]', '--max_iters=4')
-    shutil.rmtree(folder / 'data')
-    (folder / 'prompt.txt').write_text('The quick brown')
-    return folder
-
-
 @pytest.fixture
 def idx():
     """Three rows of 16 tokens."""

@@ -1,11 +1,15 @@
 """
 Sudoku: which digit stands in each cell?
 
-    python tasks.py zoo/sudoku.py sudoku    boards with their answers, and checks the oracle
-    python train.py config/sudoku.py        trains on boards of 4 x 4, 6 x 6 and 9 x 9 cells
-    python sample.py --out_dir=pretrained/sudoku --n_loop=256
-                                            a hard board, solved and drawn
-    python -m zoo.sudoku                    makes sudoku_boards.txt.xz, the boards of training
+    python tasks.py config/sudoku.py --rows=20
+                                boards with their answers, and checks the oracle
+    python train.py config/sudoku.py
+                                trains on boards of 4 x 4, 6 x 6 and 9 x 9 cells
+    python sample.py --out_dir=pretrained/sudoku --num_starts=8
+                                a board without a clue too many, solved and drawn
+    python sample.py --out_dir=pretrained/sudoku --exit norm --start=FILE:board.txt
+                                one from a newspaper, see Sudokus.read
+    python -m zoo.sudoku        makes sudoku_boards.txt.xz, the boards of training
 
 A token is a *candidate*, a digit in a cell: a board of n x n cells has n^3 of them. It is given,
 ruled out by the digit that is given in its cell, or open; the label of an open one is yes or no.
