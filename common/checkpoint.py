@@ -15,6 +15,7 @@ code in it is refused, and the code does not run.
 
 read_checkpoint adds `file`, its name without .pt, and `folder`, where it stands.
 """
+import json
 import os
 import sys
 from dataclasses import asdict
@@ -23,10 +24,11 @@ from importlib import import_module
 from typing import NamedTuple
 
 import torch
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from common.configurator import plain
 from common.errors import check, explain
-from common.files import ROOT, new_file, read_json
+from common.files import ROOT, new_file
 
 
 def checkpoint_of(model, config, tokenizer, data, iter_num=0):
@@ -63,8 +65,12 @@ def read_checkpoint(path):
     try:
         checkpoint = torch.load(path, map_location='cpu', weights_only=True)
     except Exception:       # whose words would advise to run the code in the file
-        raise ValueError(f"'{path}' is damaged, or holds objects besides tensors and plain values, "
-                         'which may run code and are not read') from None
+        checkpoint = None
+        with explain(f"'{path}' is not a whole checkpoint", 'restore it, or use another'):
+            objects = get_unsafe_globals_in_checkpoint(path)
+        check(not objects, f"'{path}' holds {', '.join(objects)} besides tensors and plain values: "
+              'such objects may run code, so none is read. If you trust the file, read it by '
+              'torch.load with weights_only=False, and save it without them')
     check(isinstance(checkpoint, dict) and {'model', 'model_args', 'config'} <= checkpoint.keys(),
           f"'{path}' is not a checkpoint of this program: use another")
     folder, file = os.path.split(path)
@@ -102,8 +108,11 @@ def load_model(checkpoint, length=None, damping=None, cls=None):
     if args.get('pos') == 'learned':
         check(length in (None, args['block_size']), f"this model has learned {args['block_size']} "
               f'positions, and cannot read {length} tokens at a time: leave out the length')
-    changes = dict(block_size=length, damping=damping)
-    changes = {name: value for name, value in changes.items() if value is not None}
+    changes = {}
+    if length is not None:
+        changes['block_size'] = length
+    if damping is not None:
+        changes['damping'] = damping
     with explain('the checkpoint does not fit this model', 'leave out what you changed, or train '
                  'again', (RuntimeError, TypeError, ValueError)):
         config = cls.Config(**args | changes)
@@ -158,7 +167,7 @@ def folder_of_results(folder):
 def stored_exits(folder):
     """
     The rows of folder/exits.json, at most one for each rule and cache; [] if there is no file.
-    bench.py --calibrate and pretrained/make.py write them:
+    ValueError if it is damaged. bench.py --calibrate and pretrained/make.py write them:
 
         rule, cache, tau    the threshold is taken whether tokens wake or not
         cost                nats per token above the full budget; on a task wrong answers
@@ -166,7 +175,17 @@ def stored_exits(folder):
         how                 and by what evidence?
     """
     path = os.path.join(folder, 'exits.json')
-    return read_json(path)['exits'] if os.path.exists(path) else []
+    if not os.path.exists(path):
+        return []
+    try:
+        with open(path, encoding='utf-8') as f:
+            rows = json.load(f)['exits']
+        for row in rows:
+            row['rule'], row['cache'], float(row['tau'])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"'{path}' is damaged ({type(error).__name__}: {error}): delete it"
+                         ) from error
+    return rows
 
 
 # a run to write -----------------------------------------------------------------------------------

@@ -21,18 +21,18 @@ works with every script. A config file is run as a module, which may define a cl
 project's tables (INJECTIONS, EXITS, TASKS). `--help` prints every knob with its comment.
 """
 import ast
-import builtins
 import inspect
 import math
 import os
 import re
+import symtable
 import sys
 from functools import partial
 from pathlib import Path
 from types import ModuleType, NoneType
 from typing import Annotated, Literal, get_args, get_origin
 
-from common.errors import check, did_you_mean, explain, run
+from common.errors import check, did_you_mean, run
 
 # types of knobs with a range: what the range is called, and its test
 Count = Annotated[int, 'at least 1', lambda value: value >= 1]
@@ -141,18 +141,28 @@ class Settings:
         module = ModuleType(name.replace(os.sep, '.'))
         module.__file__ = os.path.join(folder, file)
         sys.modules.setdefault(module.__name__, module)
+        knobs = self.knobs()
         names = vars(module)
-        # the knobs are found among the builtins, so that `names` has those alone that it sets
-        names['__builtins__'] = vars(builtins) | self.knobs()
-        with explain(f"config file '{path}' failed", 'mend it'):
+        names |= knobs
+        try:
             source = Path(path).read_text(encoding='utf-8-sig')
             exec(compile(source, path, 'exec'), names)
-        for key in names.keys() & self.before.keys():
-            self.script[key] = convert(key, names[key], self.annotations[key])
-            self.given.add(key)
+            symbols = symtable.symtable(source, path, 'exec').get_symbols()
+        except Exception as error:
+            raise ValueError(f"config file '{path}' failed: {type(error).__name__}: {error}"
+                             ) from error
+        assigned = {symbol.get_name() for symbol in symbols if symbol.is_assigned()}
+        # one that is set to its default is given, too
+        given = [key for key in knobs if key in assigned or names.get(key) is not knobs[key]]
+        for key in given:
+            self.script[key] = convert(key, names.get(key), self.annotations[key])
+        self.given.update(given)
         if self.keep_unknown:
             self.unknown |= {key: value for key, value in knobs_of(names).items()
-                             if key not in self.before}
+                             if key not in knobs}
+        if given and any(symbol.is_namespace() for symbol in symbols):      # def or class
+            print(f"{path} sets {', '.join(given)}: if you do not mean the knob, write a constant "
+                  'of your own in capitals', file=sys.stderr)
 
     def add(self, annotations):
         """

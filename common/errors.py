@@ -2,9 +2,11 @@
 Bad input: one line that says what is wrong and what to do, status 2, and no traceback.
 
 Bad input is a ValueError or an OSError. `run` prints it; every script ends with `run(main)`. Any
-other error is a bug, and keeps its traceback.
+other error is a bug, and keeps its traceback. So does a ValueError in a file of the user's own, if
+Python has raised it and not a `raise` there.
 """
 import difflib
+import linecache
 import os
 import sys
 import traceback
@@ -36,11 +38,18 @@ def did_you_mean(name, known):
     return f": did you mean '{nearest[0]}'?" if nearest else ''
 
 
-def place_of(error):
-    """' (FILE, line N)' of an error that is no `raise` in words, such as `a, b = [1]`; or ''."""
-    *_, last = traceback.extract_tb(error.__traceback__)
-    is_in_words = isinstance(error, OSError) or last.line.startswith('raise')
-    return '' if is_in_words else f' ({last.filename}, line {last.lineno})'
+def is_own_mistake(error):
+    """Is the innermost line of the error in a file of the user's own, and is it no `raise`?"""
+    frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
+    file = os.path.abspath(frame.f_code.co_filename)
+    is_library = file.startswith(os.path.dirname(os.__file__) + os.sep) or '-packages' in file
+    project = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    # a config file is a module without __spec__, wherever it stands
+    module = frame.f_globals
+    is_ours = file.startswith(project + os.sep) and (
+        module.get('__spec__') or module['__name__'] == '__main__')
+    return not (is_library or is_ours or not os.path.isfile(file)
+                or linecache.getline(file, line).lstrip().startswith('raise'))
 
 
 def run(main):
@@ -60,8 +69,8 @@ def run(main):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141)
     except (ValueError, OSError) as error:
-        if os.environ.get('TRACEBACK'):
+        if os.environ.get('TRACEBACK') or isinstance(error, ValueError) and is_own_mistake(error):
             raise
-        line = ' '.join(str(error).split()) + place_of(error)
+        line = ' '.join(str(error).split())
         print(f'error: {line}', file=sys.stderr)
         raise SystemExit(2)

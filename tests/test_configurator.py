@@ -95,7 +95,7 @@ def test_arguments_apply_in_the_order_given(script, args, changes):
 
 @pytest.mark.parametrize('args', [
     ['--cuont=3'], ['--LIMIT=3'], ['--count=2.5'], ['--count=True'], ['--top=2.5'],
-    ['--count', '--on'], ['--count'], ['--pos=rotray'], ['--name='],
+    ['--count', '--on'], ['--count'], ['--pos=rotray'], ['--rule='], ['--word='], ['--name='],
     ['--layers=1'], ['--groups=every'], ['nowhere.py'], ['count=3'], ['bad_type.py'], ['part.py'],
     ['raises.py'], ['--on=1'], ['--rate=fast']])
 def test_bad_input_is_one_line_and_status_2(script, args, capsys):
@@ -105,11 +105,12 @@ def test_bad_input_is_one_line_and_status_2(script, args, capsys):
     assert not out and error.count('\n') == 1 and error.startswith('error: '), error
 
 
-def test_an_unknown_name_in_a_file_is_an_error_for_train_alone(script):
+def test_an_unknown_name_in_a_file_is_an_error_for_train_alone(script, capsys):
     assert script('bad_key.py')['settings'].knobs() == DEFAULTS
     settings = script('bad_key.py', keep_unknown=True)['settings']
     with pytest.raises(ValueError, match="did you mean 'rate'?"):
         settings.add(dict(heads=int))
+    script('parts.py', keep_unknown=True)['settings'].add({})
 
 
 @pytest.mark.parametrize('args', [['--heads=2', '--deep'], ['--deep', '--heads', '2', 'a.py'],
@@ -139,8 +140,8 @@ def test_attributes_of_a_notebook_are_like_flags(script):
         settings.take_attributes()
 
 
-def test_a_file_of_ones_own_is_a_module(script):
-    """It knows where it is, and may import what stands beside it."""
+def test_a_file_of_ones_own_is_a_module(script, capsys):
+    """It knows where it is, and may import what stands beside it; a knob that it sets is named."""
     os.mkdir('own')
     Path('own/beside_it.py').write_text('VALUE = 5\n')
     Path('own/mine.py').write_text('from pathlib import Path\nimport beside_it\n'
@@ -149,6 +150,7 @@ def test_a_file_of_ones_own_is_a_module(script):
     names = script('own/mine.py', '--name=~/x')
     assert (names['count'], names['name']) == (5, '~/x')        # which is no path
     assert sys.modules.pop('own.mine').Mine.__module__ == 'own.mine'
+    assert 'sets count, name' in capsys.readouterr().err
 
 
 def test_a_bare_argument_and_an_imported_script(script):

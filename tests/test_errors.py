@@ -1,6 +1,6 @@
 """Bad input is one line and status 2, and a bug is a traceback."""
+import importlib.util
 import json
-import runpy
 import subprocess
 import sys
 
@@ -34,15 +34,19 @@ def test_errors_that_are_raised(monkeypatch):
             errors.run(lambda: fail(error))
 
 
-def test_a_mistake_in_a_file_says_where(tmp_path, capsys):
-    """An error in words does not need it."""
+def test_a_mistake_in_a_file_of_ones_own_keeps_its_traceback(tmp_path):
+    """But not an error in words, and not a library's."""
     path = tmp_path / 'mine.py'
-    path.write_text("def unpack():\n    a, b = [1]\ndef words():\n    raise ValueError('bad')\n")
-    mine = runpy.run_path(path)
-    for name, ends in ('unpack', f'({path}, line 2)\n'), ('words', 'error: bad\n'):
+    path.write_text("import json\ndef unpack():\n    a, b = [1]\ndef words():\n"
+                    "    raise ValueError('bad')\ndef library():\n    json.loads('x')\n")
+    spec = importlib.util.spec_from_file_location('mine', path)
+    mine = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(mine)
+    with pytest.raises(ValueError, match='unpack'):
+        errors.run(mine.unpack)
+    for main in mine.words, mine.library:
         with pytest.raises(SystemExit, match='^2$'):
-            errors.run(mine[name])
-        assert capsys.readouterr().err.endswith(ends)
+            errors.run(main)
 
 
 @pytest.mark.parametrize('command, out, error', [
@@ -60,6 +64,9 @@ def test_an_error_of_a_library_is_explained():
     with pytest.raises(ValueError, match=r"cannot read it \(KeyError: 'a'\): give another"):
         with errors.explain('cannot read it', 'give another'):
             {}['a']
+    with pytest.raises(KeyError), errors.explain('', '', ValueError):
+        {}['a']
+    errors.check(True, 'fine')
 
 
 def test_the_most_similar_name():

@@ -59,9 +59,11 @@ def small(words):
         args += SHORT
         if 'config/calc.py' in args or 'config/maze.py' in args:
             args += ['--n_layer=3']
+        elif 'config/sudoku.py' in args:
+            args += ['--n_layer=2', '--n_head=4', '--block_size=64']
         elif '--groups=[[1,2]]' not in args:
             args += ['--n_layer=6']
-        if not any('calc' in arg or 'maze' in arg or 'dataset' in arg for arg in args):
+        if not any(word in ''.join(args) for word in ('calc', 'maze', 'sudoku', 'dataset')):
             args += ['--dataset=book']
     elif script == 'data.py':
         args += ['--overwrite']
