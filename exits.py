@@ -237,6 +237,8 @@ def choose(rule=None, tau=None, wake=False, cache='auto', decoder=None, rows=())
             raise ValueError('a rule that is made has its tau and wake already')
         return rule, cache, ''
 
+    if not isinstance(rule, str):
+        raise ValueError(f'exit must be a rule or its name, such as accel, not {rule!r}')
     rule = make_exit(rule, tau, wake)
     if tau is not None:
         return rule, cache, ''

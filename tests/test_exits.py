@@ -103,7 +103,8 @@ def test_choose():
             (('kl', 5, 'latest'), dict(rule='kl', decoder=Wave()))):
         rule, cache, _ = choose(**how, rows=rows)
         assert (rule and (rule.name, rule.tau, cache)) == expected
-    for bad in (dict(rule='acel'), dict(tau=1), dict(wake=True), dict(rule=make_exit('kl'), tau=1),
+    for bad in (dict(rule='acel'), dict(rule=0.1), dict(tau=1), dict(wake=True),
+                dict(rule=make_exit('kl'), tau=1),
                 dict(decoder=Wave(), cache='exact')):
         with pytest.raises(ValueError):
             choose(**bad)
