@@ -3,15 +3,11 @@ Decoding: a prompt in, tokens out, one by one, as drafts that are checked, or as
 
     python decode.py                    a prompt continued by a wave, pass by pass
 
-    one_by_one      each token takes its loops, or those of the exit rule
-    warm_start      the same, but its loops start from the last states of the token before it
-                    (Geiping App. D.6)
-    drafts          guess some tokens with few loops, check them with all of them at once: the text
-                    is that of one_by_one (self-speculation, Geiping 5)
-    wave            several tokens at once, each at its own depth (Geiping et al. 2025b, arXiv
-                    2510.14961)
+`stream` is the loop over the tokens, and a Decoder makes the next ones. One seed is one text: the
+token at a place is drawn by (seed, place) alone, however it is decoded.
 
-One seed is one text: the token at a place is drawn by (seed, place) alone, however it is decoded.
+Geiping: App. D.6 (warm start), 5 (drafts: self-speculation). Geiping et al. 2025b, arXiv
+2510.14961 (waves).
 
     B, T, V     rows; tokens of a pass; vocab_size
     place       of a token in the whole text; its position is that in the context window
@@ -125,9 +121,8 @@ def read(model, idx, plan, cache='exact'):
     Given tokens idx (B, T) -> logits (B, T, V), loop steps kept and computed (B, T, groups).
 
     cache: 'exact' = all tokens in one pass, which needs no cache. Otherwise they are read one after
-    another, with this cache (see cache.slots_of): each reads what earlier ones have kept. As many
-    slots as loop steps give what the one pass gives. ValueError for a rule that wakes with another
-    cache than 'exact'.
+    another, with this cache (see cache.slots_of); as many slots as loop steps give what the one
+    pass gives. ValueError for a rule that wakes with another cache than 'exact'.
     """
     T = idx.shape[1]
     width = T
@@ -148,7 +143,7 @@ def check_final(rule):
     """ValueError if an exit is not for good: then whole sequences have to be read in one pass."""
     if rule and rule.wake:
         raise ValueError('tokens can wake only in problems that are read in one pass, with the '
-                         'cache exact: leave out --wake')
+                         'cache exact: set wake to False')
 
 
 # decoders -----------------------------------------------------------------------------------------
@@ -187,7 +182,6 @@ class Decoder:
         return {1}
 
 
-@dataclass
 class OneByOne(Decoder):
     """One token, from noise."""
     one_row = False
@@ -197,7 +191,6 @@ class OneByOne(Decoder):
         return text.draw(logits), of_groups(results, 'steps_used', text.last)
 
 
-@dataclass
 class WarmStart(Decoder):
     """One token, from what the groups put out for the token before it."""
     one_row = False
@@ -276,11 +269,11 @@ class Drafts(Decoder):
 
 @dataclass
 class Column:
-    """A token of a wave."""
+    """A token of a wave that passes through G groups."""
     token: int                      # its input
-    states: list                    # of each group, (C,); NaN before its first pass
-    memos: list                     # of the rule in each group, (any,) or None
-    streak: np.ndarray              # small signals in a row, (groups,)
+    states: torch.Tensor            # (G, C); NaN before its first pass
+    streak: np.ndarray              # small signals in a row, (G,)
+    memo: torch.Tensor | None = None    # of the rule, (G, any)
     age: int = 0                    # passes since its input last changed
     passes: int = 0                 # passes since it joined
 
@@ -320,8 +313,9 @@ class Wave(Decoder):
     trace = None
 
     def check_plan(self, model, plan):
-        if self.width < 1:
-            raise ValueError(f'a wave needs a width of at least 1, not {self.width}')
+        if self.width < 1 or self.steps < 1:
+            raise ValueError('a wave needs a width and steps of at least 1, not '
+                             f'{self.width} and {self.steps}')
         # inputs change while a wave loops; and a token knows nothing but its own last states
         looks_at_a_token = plan.rule is None or plan.rule.reads == 'readout'
         if not (model.groups and reads_input(model) and looks_at_a_token):
@@ -340,73 +334,68 @@ class Wave(Decoder):
         self.says = []              # the predictions of the columns in the last pass
 
     def __call__(self, model, plan, text, most):
-        self.join(model, text, most)
+        # a token joins at the end, if it fits into the width, the block and the text
+        if len(self.columns) < min(self.width, text.block_size - text.position, most):
+            G = len(model.groups)
+            token = self.says[-1] if self.columns else text.last.item()
+            unknown = torch.full((G, model.config.n_embd), math.nan, device=text.idx.device)
+            self.columns.append(Column(token, unknown, np.zeros(G, dtype=int)))
         predictions = self.run_pass(model, plan, text)                          # (1, w)
-        return self.leave(model, plan, text, predictions)
-
-    def join(self, model, text, most):
-        """A token joins at the end; no more than fit into the width, the block and the text."""
-        if len(self.columns) == min(self.width, text.block_size - text.position, most):
-            return
-        groups = len(model.groups)
-        token = self.says[-1] if self.columns else text.last.item()
-        unknown = torch.full((model.config.n_embd,), math.nan, device=text.idx.device)
-        self.columns.append(Column(token, [unknown] * groups, [None] * groups,
-                                   np.zeros(groups, dtype=int)))
+        return self.leave(plan, text, predictions)
 
     def run_pass(self, model, plan, text):
         """All columns through the model -> what they predict (1, w)."""
         columns = self.columns
-        before = [torch.stack(states) for states in zip(*(column.states for column in columns))]
         inputs = torch.tensor([[column.token for column in columns]], device=text.idx.device)
+        before = torch.stack([column.states for column in columns], dim=1)      # (G, w, C)
         logits, results = run(model, inputs, text.position, replace(
-            plan, counts=model.loop_counts(self.steps), rule=None,
-            warm=[states[None] for states in before]))
-        for column in columns:
+            plan, counts=[self.steps] * len(before), rule=None, warm=list(before[:, None])))
+        after = torch.stack([result['x'][0] for result in results])             # (G, w, C)
+        check_finite(after)
+        for i, column in enumerate(columns):
+            column.states = after[:, i]
             column.age += 1
             column.passes += 1
-        for g, result in enumerate(results):
-            self.judge(g, before[g], result['x'][0], plan.rule, model.readout)
+        if plan.rule is not None:
+            self.judge(before, after, plan.rule, model.readout)
         return text.draw(logits)
 
-    def judge(self, g, before, after, rule, logits_of):
-        """A step of group g, states (w, C): the rule's signal, and how often it has been small."""
+    def judge(self, before, after, rule, logits_of):
+        """The rule's signal of states (G, w, C), and how often in a row it has been small."""
         columns = self.columns
-        check_finite(after)
-        for column, state in zip(columns, after):
-            column.states[g] = state
-        if rule is None:
-            return
-        memos = stack_known([column.memos[g] for column in columns])
-        value, memos = rule.observe(before, after, memos, logits_of)
-        small = rule.is_small(value, after, np.array([column.passes for column in columns]))
+        memos = None
+        oldest = columns[0].memo
+        if oldest is not None:          # then the last column alone may be without one
+            unknown = torch.full_like(oldest, math.nan)
+            memos = torch.stack([unknown if column.memo is None else column.memo
+                                 for column in columns], dim=1).flatten(0, 1)   # (G w, any)
+        G, w, _ = after.shape
+        after = after.flatten(0, 1)                                             # (G w, C)
+        value, memos = rule.observe(before.flatten(0, 1), after, memos, logits_of)
+        small = rule.is_small(value, after, np.tile([column.passes for column in columns], G))
         for i, column in enumerate(columns):
-            column.memos[g] = None if memos is None else memos[i]
+            column.memo = None if memos is None else memos[i::w]
             # the first pass with an input tells of the change of the input
-            is_small = small[i] and column.age > 1
-            column.streak[g] = column.streak[g] + 1 if is_small else 0
+            column.streak = (column.streak + 1) * small[i::w] * (column.age > 1)
 
-    def leave(self, model, plan, text, predictions):
+    def leave(self, plan, text, predictions):
         """The leading columns that are certain leave -> their predictions and loop steps."""
         columns = self.columns
-        counts = model.loop_counts(self.steps)
         says = predictions[0].tolist()          # waits for the device
-        most_passes = max(math.ceil(budget / steps) for budget, steps in zip(plan.counts, counts))
+        most_passes = math.ceil(max(plan.counts) / self.steps)
         n = 0
-        for i, column in enumerate(columns):
-            settled = plan.rule is not None and (column.streak >= plan.rule.hits).all()
-            if i == 0:
-                settled |= column.age >= most_passes
-            elif column.token != says[i - 1]:
-                settled = False
-            if not settled:
+        for column, certain in zip(columns, [columns[0].token, *says]):
+            still = plan.rule is not None and (column.streak >= plan.rule.hits).all()
+            still |= n == 0 and column.age >= most_passes
+            if column.token != certain or not still:
                 break
             n += 1
         if self.trace is not None:
             self.trace.append(dict(position=text.n_cut + text.idx.shape[1] - 1,
                                    inputs=[column.token for column in columns], tokens=says,
                                    age=[column.age for column in columns], leave=n))
-        steps_used = [[[column.passes * steps for steps in counts] for column in columns[:n]]]
+        passes = predictions.new_tensor([[column.passes for column in columns[:n]]])    # (1, n)
+        steps_used = self.steps * passes[..., None].repeat(1, 1, len(plan.counts))
 
         # what a token predicts is the input of the next one
         for column, token in zip(columns[1:], says):
@@ -415,17 +404,7 @@ class Wave(Decoder):
                 column.age = 0
         self.columns = columns[n:]
         self.says = says
-        shape = 1, n, len(counts)
-        return predictions[:, :n], torch.tensor(steps_used, device=text.idx.device).view(shape)
-
-
-def stack_known(memos):
-    """Memos (any,) of which some may be None -> (w, any), those as NaN; None if all are None."""
-    known = next((memo for memo in memos if memo is not None), None)
-    if known is None:
-        return None
-    unknown = torch.full_like(known, math.nan)
-    return torch.stack([unknown if memo is None else memo for memo in memos])
+        return predictions[:, :n], steps_used
 
 
 DECODERS = dict(one_by_one=OneByOne, warm_start=WarmStart, drafts=Drafts, wave=Wave)
@@ -478,15 +457,12 @@ def use_one_thread(model):
 def main():
     """A prompt continued by a wave, pass by pass. *: certain, so it leaves the wave; _: a space."""
     from exits import make_exit
-    from loops import Plan
     from model import GPT
-    model = GPT.load('pretrained/text')
     wave = Wave()
     wave.trace = []
-    plan = Plan(model.loop_counts(30), make_exit('norm_rel', 0.01))
     prompt = torch.tensor([[*b'The method returns ']])
-    for _ in stream(model, prompt, 24, plan, wave, 'latest', temperature=0):
-        pass
+    GPT.load('pretrained/text').generate(prompt, 24, temperature=0, n_loop=30, decoder=wave,
+                                         exit=make_exit('norm_rel', 0.01))
     print(main.__doc__)
     for number, one_pass in enumerate(wave.trace, start=1):
         line = '   ' * (one_pass['position'] - prompt.shape[1])
