@@ -1,7 +1,7 @@
 """
 Exit rules: when may a token stop looping, and when does it have to go on?
 
-    python exits.py                 every rule on a spiral, and a chain of tokens that wake
+    python exits.py                 every rule on a spiral (tokens that wake: python micro.py)
 
 `algorithm_1` is the paper's Algorithm 1, line by line, for one state, to read and to test against.
 `loop` is the same for any rule and many tokens at once; a token alone exits at the same step.
@@ -132,30 +132,28 @@ class Exit:
     name: str = ''
 
     def observe(self, x0, x1, memo, logits_of):
-        """The signal of a step -> its value and the new memo. ValueError if it is not a pair."""
+        """The signal of a step -> its value (...), and the new memo. ValueError for anything else."""
         pair = self.signal(x0, x1, memo, logits_of)
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            raise ValueError(f"the signal of the exit rule '{self.name}' must return a pair, its "
-                             'value and its memo')
+        shape = x1.shape[:-1]
+        if not isinstance(pair, tuple) or len(pair) != 2 or np.shape(pair[0]) != shape:
+            raise ValueError(f"the signal of the exit rule '{self.name}' must return a pair: one "
+                             f'value for each token, {tuple(shape)}, and its memo')
         return pair
 
     def is_small(self, value, x1, evals):
         """
-        Algorithm 1, line 7: is the signal below tau? A NumPy array (N,). value: the signal after
-        the step to x1 (N, C); evals (N,): how many steps each token has computed. ValueError if
-        value has not a place for each token, if a state is not finite, and if a value is not known
-        after three steps.
+        Algorithm 1, line 7: is the signal below tau? A NumPy array (N,). value (N,): the signal
+        after the step to x1 (N, C); evals (N,): how many steps each token has computed. ValueError
+        if a value is NaN because a state is not finite, or after three steps.
         """
-        if value.shape != x1.shape[:-1]:
-            raise ValueError(f"the signal of the exit rule '{self.name}' must have one value for "
-                             f'each token, {tuple(x1.shape[:-1])}, not {tuple(value.shape)}')
         value = value.numpy(force=True)         # waits for the device
         unknown = np.isnan(value)
         if unknown.any():
             check_finite(x1)
             if (unknown & (evals >= 3)).any():
-                raise ValueError(f"the signal of the exit rule '{self.name}' is still NaN after "
-                                 'three loop steps')
+                raise ValueError(f"the signal of the exit rule '{self.name}' is NaN after three "
+                                 'loop steps or more. It must be a number then, also for a token '
+                                 'that has just woken, whose memo is that of a step of length 0')
         return value < self.tau
 
 
@@ -226,15 +224,10 @@ def choose(rule=None, tau=None, wake=False, cache='auto', decoder=None, rows=())
     if needed and cache != needed:
         raise ValueError(f"{type(decoder).__name__} needs the cache '{needed}', not {cache!r}")
     own_rule, own_tau = (decoder and decoder.rule) or (None, None)
-    if rule is None:
-        rule = own_rule
-    if rule is None and (tau is not None or wake):
-        raise ValueError('tau and wake need an exit rule, such as accel')
-    if rule is None:
-        return None, cache, ''
-    if isinstance(rule, Exit):
-        if tau is not None or wake:
-            raise ValueError('a rule that is made has its tau and wake already')
+    rule = own_rule if rule is None else rule
+    if not isinstance(rule, str) and (tau is not None or wake):
+        raise ValueError('tau and wake need the name of an exit rule, such as accel')
+    if rule is None or isinstance(rule, Exit):
         return rule, cache, ''
 
     if not isinstance(rule, str):
@@ -340,11 +333,6 @@ TAUS = dict(norm=1, norm_rel=0.1, kl=1e-2, accel=1, accel_hat=0.9, accel_rel=0.1
 
 
 def main():
-    show_spiral()
-    show_waking()
-
-
-def show_spiral():
     """Every rule on a spiral in the plane, whose two coordinates stand for logits."""
     turn = torch.tensor([[0.5, -0.75 ** 0.5], [0.75 ** 0.5, 0.5]])      # by 60 degrees
     start = torch.tensor([16.0, 0.0])
@@ -364,30 +352,7 @@ def show_spiral():
         print(f'{name:10s} {tau:5g} {kept.item():5d} {evals.item():9d}  {" ".join(values)}')
     _, k = algorithm_1(lambda x: 0.7 * turn @ x, start, TAUS['accel'], 16)
     print(f'\nalgorithm_1 keeps {k} steps, like accel. Every step shrinks by the same factor, so '
-          'relative\nsignals are constant.\n')
-
-
-def show_waking():
-    """A chain of tokens, each of which copies the one before it: who is awake in each step?"""
-    T = 12
-
-    def next_one(moved):            # a token is read by itself and by the one after it
-        return moved | np.pad(moved, ((0, 0), (1, 0)))[:, :-1]
-
-    def copy(x, k, at):
-        return torch.cat((torch.ones(1, 1), x[:-1]))[at]
-
-    print('a chain: a token becomes 1 when the one before it has. o: awake in this step\n')
-    found = []
-    for wake, readers in ((False, None), (True, next_one)):
-        diary = []
-        rule = make_exit('norm', 0.5, wake=wake)
-        x, _, evals = loop(copy, torch.zeros(1, T, 1), 2 * T, rule, readers=readers,
-                           record=lambda awake, x: diary.append(awake[0]))
-        found.append(f'{int(x.sum())} of {T} right, {evals.mean():.1f} steps per token')
-    for k, awake in enumerate(diary, start=1):
-        print(f'{k:4d}  ' + ''.join('o' if is_awake else '.' for is_awake in awake))
-    print(f'\nasleep until news arrives: {found[1]}. If an exit is for good: {found[0]}.')
+          'relative\nsignals are constant.')
 
 
 if __name__ == '__main__':

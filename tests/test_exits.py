@@ -228,7 +228,7 @@ def test_a_broken_model_is_an_error(rule, broken):
     (lambda x0, x1, memo, logits_of: (torch.tensor(0.0), None), 'one value for each token'),
     (lambda x0, x1, memo, logits_of: (x1, None), 'one value for each token'),
     (lambda x0, x1, memo, logits_of: x1[..., 0], 'a pair'),
-    (lambda x0, x1, memo, logits_of: (x1[..., 0] * math.nan, None), 'still NaN')])
+    (lambda x0, x1, memo, logits_of: (x1[..., 0] * math.nan, None), 'NaN after three')])
 def test_a_wrong_signal_is_named(signal, message):
     rule = Exit(signal, name='mine')
     with pytest.raises(ValueError, match=message) as error:
