@@ -152,7 +152,7 @@ def methods_of(model, task=None):
     if n_prompts and not is_task:       # decoders write texts
         for call in values_of('decoder'):
             way = decode.decoder_of(call)
-            most = getattr(way, 'check', None) or budget
+            most = isinstance(way, decode.Drafts) and way.check or budget
             policy = way.cache or 'exact'
             of_rules = rules_of(False, policy, way) if way.rule else [None]
             methods += [Method(most, policy, rule, call) for rule in of_rules]

@@ -18,9 +18,8 @@ of the state that the token keeps.
 
 This is the cache 'exact'. 'latest' has one slot, which each step overwrites: a new token reads the
 last keys of earlier ones. A number of slots in between is a ring (Geiping 5): step k goes to slot
-(k - 1) % slots. The model looks for a fixed point x = f(x), and a cache is an iteration scheme:
-'exact' is Jacobi's, 'latest' that of Gauss and Seidel. Where the last state does not depend on the
-path, all of them reach the same fixed point.
+(k - 1) % slots. A group looks for a fixed point x = f(x), and a cache is an iteration scheme:
+'exact' is Jacobi's, 'latest' that of Gauss and Seidel.
 
     B        rows
     T, end   new tokens of a pass; all tokens up to and including them
@@ -135,7 +134,7 @@ def make_cache(model, counts, cache='exact', T_max=None):
     """
     T_max = T_max or model.config.block_size
     layers = {block: KeysValues(1, T_max) for block in model.h if block not in model.groups}
-    for group, n_loop in zip(model.groups, counts):
+    for group, n_loop in zip(model.groups, counts, strict=True):
         layers |= {block: KeysValues(slots_of(cache, n_loop), T_max) for block in group.core}
     return layers
 

@@ -10,8 +10,6 @@ model.py puts a RecurrentGroup into its list of layers, (B, T, C) -> (B, T, C):
     repeat n_loop times, or until the exit rule has let every token exit:
         x = norm(core(adapter([x ; e])))    Geiping 3.2; the "block map" f of Algorithm 1
 
-A Plan holds all that a group needs to know about a pass: budget, rule, noise, positions, cache.
-
 Paper: sec. 2 and App. B (groups, noise, draws). Geiping: 3.2 (adapter, norm), 3.3 (truncated
 gradients; the draw, Geiping Eq. 1 and 2), App. C.1 (x^(0)).
 
@@ -143,8 +141,8 @@ class Injection(nn.Module):
 
     def from_e(self, e):
         """
-        What all steps of a pass take from e (B, T, C), computed once: one tensor (B, T, any). For
-        two things, torch.cat them here and chunk them in join.
+        What all steps of a pass take from e (B, T, C), computed once: one tensor (B, T, any). Two
+        things are concatenated here and split in join.
         """
         return e
 
@@ -311,15 +309,14 @@ class RecurrentGroup(nn.Module):
             return self.output(x), dict(e=e, x=x) | result
 
         f = self.map_of_all(e, plan.span, plan.cache)
-        states = [x] if plan.keep_states else None
+        states = [x]
         for k in range(1, n_loop + 1):
             # Geiping 3.3: gradients through the last bptt_k steps
             with torch.no_grad() if k <= n_loop - self.bptt_k else nullcontext():
                 x = f(x, k)
-            if states:
+            if plan.keep_states:
                 states.append(x)
-        if states:
-            states = torch.stack(states)                                        # (K+1, B, T, C)
+        states = torch.stack(states) if plan.keep_states else None              # (K+1, B, T, C)
         steps = torch.full(e.shape[:2], n_loop, device=e.device)
         return self.output(x), dict(e=e, x=x, states=states, steps_used=steps, evals=steps)
 
@@ -344,11 +341,11 @@ class RecurrentGroup(nn.Module):
             f = self.map_of_all(e, plan.span, cache)
 
         diary = []
-        states = [x] if plan.keep_states else None
+        states = [x]
 
         def record(awake, x):
             diary.append(np.flatnonzero(awake))
-            if states:
+            if plan.keep_states:
                 states.append(x.view(B, T, C).clone())
 
         x, kept, evals = loop(f, x, plan.counts[self.index], rule, logits_of, readers,
@@ -357,8 +354,8 @@ class RecurrentGroup(nn.Module):
             cache[block].fill(plan.span, int(evals.max()))
         steps_used, evals = torch.from_numpy(np.stack((kept, evals))).to(       # one upload
             x.device, non_blocking=x.is_cuda)
-        return x, dict(states=torch.stack(states) if states else None, steps_used=steps_used,
-                       evals=evals, awake=diary)
+        return x, dict(states=torch.stack(states) if plan.keep_states else None,
+                       steps_used=steps_used, evals=evals, awake=diary)
 
     def map_of_all(self, e, span, cache=None):
         """
