@@ -92,10 +92,9 @@ def in_order(groups, n_layer):
         return [list(range(n_layer))]
     try:
         ordered = sorted(list(group) for group in groups)
-        layers = sum(ordered, [])
         runs = [list(range(group[0], group[-1] + 1)) for group in ordered]
-        disjoint = len(set(layers)) == len(layers)
-        if ordered == runs and disjoint and set(layers) <= set(range(n_layer)):
+        layers = sum(runs, [])
+        if ordered == runs and layers == sorted(set(layers) & set(range(n_layer))):
             return runs
     except (IndexError, TypeError):         # a group is empty; a number stands for a group
         pass
@@ -135,7 +134,7 @@ class CausalSelfAttention(nn.Module):
     A subclass can override each of its three steps alone: queries_keys_values, bring_in and attend.
     To let tokens read other places than a window, override `near`, `readers` and `reads_few`; if
     these places have scores, `bias`; for speed, `within_window`. RoomAttention in zoo/maze.py does
-    all of this. A block names its class, see Block.attention.
+    all of this.
     """
 
     def __init__(self, config):
@@ -149,10 +148,8 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x, hook=None, pos=None):
         """
-        x (B, T, C) -> (B, T, C).
-
-        hook: of the cache, which brings in earlier tokens, see KeysValues. pos (T,): positions, if
-        they are not 0 ... T - 1.
+        x (B, T, C) -> (B, T, C). hook: of the cache, which brings in earlier tokens, see
+        KeysValues.update. pos (T,): positions, if they are not 0 ... T - 1.
         """
         q, kv = self.queries_keys_values(x, pos)
         kv, mask = self.bring_in(kv, hook, pos)
@@ -173,8 +170,8 @@ class CausalSelfAttention(nn.Module):
 
     def bring_in(self, kv, hook=None, pos=None):
         """
-        What the cache and the window bring in: keys and values of the new tokens -> those that they
-        read, in one of two layouts, and a mask:
+        Keys and values of the new tokens -> those that they read, with what the cache and the
+        window bring in, in one of two layouts, and a mask:
 
             kv (B, end, 2, H, D)        of all tokens; mask (T, end), None = causal
             kv (B, T, W, 2, H, D)       gathered for each token; mask (T, W): which are there
@@ -365,19 +362,15 @@ class GPT(nn.Module):
         # the keys that these layers write here are overwritten when the pass itself reaches them
         last = max(i for i, layer in enumerate(self.h) if isinstance(layer, RecurrentGroup))
         x = self.h[last].output(x)
-        hook, pos = None, None
-        for layer in list(self.h)[last + 1:]:
-            if plan:
-                hook, pos = plan.hook(layer), plan.span.pos
-            x = layer(x, hook, pos)
+        for layer in self.h[last + 1:]:
+            x = layer(x, plan.hook(layer), plan.span.pos) if plan else layer(x)
         return self.readout(x)
 
     def reader(self, rule, plan):
         """
-        The logits_of of exits.loop for a rule: the method that rule.reads names, as a function of
-        the states (N, C) of the tokens `at`. Any but readout gets whole rows (B, T, C), in which
-        the other tokens have the states that they keep. ValueError if this model has no such
-        method.
+        The logits_of of exits.loop for a rule: the method that rule.reads names. Any but readout
+        gets whole rows (B, T, C), in which the other tokens have the states that they keep.
+        ValueError if this model has no such method.
         """
         if not hasattr(self, rule.reads):
             raise ValueError(f"the exit rule '{rule.name}' needs a model with the method "
@@ -406,11 +399,10 @@ class GPT(nn.Module):
         if n_loop is None and self.training:
             return self.draw_loops()
         if n_loop is None:
-            n_loop = max(1, round(config.mean_recurrence))
             # paper silent on an exit rule's budget: the 30 loops of its Fig. 5, unless the model
             # knows no other number than that of its training
-            if has_rule and config.loop_draw != 'fixed':
-                n_loop = 30
+            may_differ = has_rule and config.loop_draw != 'fixed'
+            n_loop = 30 if may_differ else max(1, round(config.mean_recurrence))
         n_groups = len(config.groups)
         counts = list(n_loop) if isinstance(n_loop, (list, tuple)) else [n_loop] * n_groups
         if len(counts) != n_groups or not all(1 <= n <= MOST_LOOPS for n in counts):
@@ -426,9 +418,8 @@ class GPT(nn.Module):
 
         n_loop: loop budget, an int for all groups or one for each. None = a draw while training,
         otherwise mean_recurrence, or 30 with an exit rule. exit: a rule of exits.make_exit, or its
-        name, see exits.choose; n_loop is then its k_max. noise_seed: in evaluation x^(0) is a
-        function of it, group and position; in training it is new in every pass, or comes from a
-        loops.TrainingNoise given here. trace: a list, to which each group appends its results, see
+        name, see exits.choose; n_loop is then its k_max. noise_seed: of x^(0) in evaluation; or a
+        noise, see loops.as_noise. trace: a list, to which each group appends its results, see
         RecurrentGroup.forward, without gradients. keep_states: with a rule, record the states of
         all steps, too (without one they always are). ValueError if T > block_size or n_loop does
         not fit the groups.
@@ -448,10 +439,7 @@ class GPT(nn.Module):
         return logits, loss
 
     def hidden(self, idx, plan):
-        """
-        forward up to the head: idx (B, T) -> what the head reads (B, T, C), and the results of each
-        group, a dict, see RecurrentGroup.forward.
-        """
+        """idx (B, T) -> what the head reads (B, T, C), and the results of each group, a dict."""
         if idx.shape[1] > self.config.block_size:
             raise ValueError(f'a sequence of {idx.shape[1]} tokens does not fit block_size = '
                              f'{self.config.block_size}')
@@ -473,8 +461,8 @@ class GPT(nn.Module):
     def load(cls, folder, length=None, device='cpu', damping=None):
         """
         The model of FOLDER/ckpt.pt in evaluation: of the run's own class, or of the subclass whose
-        load this is. length: another block_size, for a model with rotary positions. damping:
-        another than the run's, see RecurrentGroup. ValueError if there is no such checkpoint.
+        load this is. length, damping: in place of the run's block_size (for rotary positions) and
+        damping. ValueError if there is no such checkpoint.
         """
         from common.checkpoint import open_run
         return open_run(folder, device, length=length, damping=damping,
@@ -534,11 +522,9 @@ def effective_depth(config):
 
 def flops_per_token(model, n_loop, training=False):
     """
-    FLOPs per token of a forward pass with n_loop[g] loops of group g. In training the backward pass
+    FLOPs per token of a forward pass with n_loop[g] loops of group g: two for each weight of a
+    matrix, and attention over all the tokens that a token may read. In training the backward pass
     is added: twice as many, through the last min(bptt_k, n_loop[g]) steps only.
-
-    Counted as usual: two FLOPs for each weight of a matrix, and attention over all the tokens that
-    a token may read. Weights that multiply e do so once per pass, see Injection.weights_of_e.
     """
     def weights(module):
         return sum(p.numel() for p in module.parameters() if p.dim() == 2)
@@ -549,7 +535,7 @@ def flops_per_token(model, n_loop, training=False):
     for layer in model.h:
         if isinstance(layer, RecurrentGroup):
             n = n_loop[layer.index]
-            of_e = layer.adapter.weights_of_e
+            of_e = layer.adapter.weights_of_e       # once per pass
             steps = n + 2 * min(config.bptt_k, n) if training else n
             flops += once * of_e
             flops += steps * (weights(layer) - of_e + len(layer.core) * attention)
