@@ -12,7 +12,6 @@ from dataclasses import replace
 import torch
 
 from cache import Span
-from loops import of_groups
 
 
 class Recorded:
@@ -70,10 +69,7 @@ def compile_passes(model, widths, **how):
         span = Span(plan.span.start, T, idx.device, all_of=model.config.block_size)
         # copies: the strides of a graph's inputs are those that it was compiled with
         warm = plan.warm and [own_copy(x) for x in plan.warm]
-        x, results = whole(own_copy(idx), replace(plan, span=span, warm=warm, passes=None))
-        if plan.passes is not None:
-            plan.passes.append(of_groups(results, 'evals', idx))
-        return x, results
+        return whole(own_copy(idx), replace(plan, span=span, warm=warm, passes=None))
 
     model.hidden = hidden
 

@@ -64,17 +64,14 @@ def stream(model, idx, n_new, plan, decoder=None, cache='exact', **draws):
 
 
 class Text:
-    """
-    Rows of tokens idx (B, n) that are being continued, and how their next tokens are drawn. Of a
-    prompt the last block_size tokens are kept.
-    """
+    """Rows of tokens idx (B, n) that are being continued, and how their next tokens are drawn."""
 
     def __init__(self, idx, block_size, seed=0, temperature=1.0, top_k=None):
         if temperature < 0:
             raise ValueError(f'temperature must be at least 0, not {temperature}')
         if top_k is not None and top_k < 1:
             raise ValueError(f'top_k must be at least 1, not {top_k}')
-        self.idx = idx[:, -block_size:]
+        self.idx = idx[:, -block_size:]                     # of a prompt the last tokens are kept
         self.n_cut = idx.shape[1] - self.idx.shape[1]       # places count these tokens too
         self.block_size = block_size
         self.seeds = [seed + b for b in range(len(idx))]
@@ -112,6 +109,8 @@ class Text:
 def run(model, idx, position, plan):
     """A pass over idx (B, T) from this position on -> logits (B, T, V), the groups' results."""
     x, results = model.hidden(idx, replace(plan, span=Span(position, idx.shape[1], idx.device)))
+    if plan.passes is not None:
+        plan.passes.append(of_groups(results, 'evals', idx))
     return model.lm_head(x), results
 
 
@@ -151,9 +150,8 @@ def check_final(rule):
 class Decoder:
     """
     How the next tokens of a text are made. To add one, write a subclass, and a line in DECODERS. If
-    it is a dataclass, its fields are the arguments of --decoder=NAME:field=value.
-
-    One object serves one text after another: what it remembers of a text it forgets in `begin`.
+    it is a dataclass, its fields are the arguments of --decoder=NAME:field=value. One object serves
+    one text after another: what it remembers of a text it forgets in `begin`.
     """
     cache = None            # the cache that it needs, 'exact' or 'latest'; None = any
     rule = None             # if it cannot do without an exit rule: its own, (name, tau)

@@ -71,18 +71,21 @@ class RecurrentGroup(nn.Module):
             x = block(x, awake, cache)
         return self.norm(x)
 
-    def loop_fixed(self, e, n_loop):
-        """e (B, T, C) -> the list of all states, x^(0) ... x^(n_loop)."""
-        states = [noise_like(e)]
+    def forward(self, e, n_loop, tau=None):
+        """
+        e (B, T, C) -> the last states (B, T, C), and the list of all states x^(0) ... x^(n_loop);
+        with tau the loop steps (B, T) that Algorithm 1 keeps, at most n_loop.
+        """
+        x = noise_like(e)
+        if tau is not None:
+            cache = {}
+            return loop(lambda x, awake: self.step(x, e, awake, cache), x, n_loop, tau)
+        states = [x]
         for k in range(n_loop):     # Geiping 3.3: gradients flow through the last steps only
             with torch.set_grad_enabled(self.training and k >= n_loop - bptt):
-                states.append(self.step(states[-1], e))
-        return states
-
-    def loop_until(self, e, k_max, tau):
-        """e (B, T, C) -> what Algorithm 1 returns for each token, see loop."""
-        cache = {}
-        return loop(lambda x, awake: self.step(x, e, awake, cache), noise_like(e), k_max, tau)
+                x = self.step(x, e)
+            states.append(x)
+        return x, states
 
 
 def noise_like(e):
@@ -99,8 +102,7 @@ def loop(f, x, k_max, tau, readers=None):
     too, (B, T), it sleeps, and wakes when a token that it reads moves.
     """
     awake = torch.ones(x.shape[:2], dtype=torch.bool)               # (B, T)
-    streak = torch.zeros(x.shape[:2], dtype=torch.int)
-    steps_used = torch.zeros(x.shape[:2], dtype=torch.int)
+    streak, steps_used = torch.zeros(2, *x.shape[:2], dtype=torch.int)
     delta = None
     for _ in range(k_max):
         x1 = torch.where(awake[..., None], f(x, awake), x)  # a sleeper takes a step of length 0
@@ -140,20 +142,17 @@ class GPT(nn.Module):
 
     def forward(self, idx, n_loop, tau=None):
         """
-        idx (B, T) -> logits (B, T, vocab), and the trace: a dict for each group of all its states,
-        or with tau of the loop steps used. n_loop: of each group, with tau the most.
+        idx (B, T) -> logits (B, T, vocab), and the trace: what each group returns beside its last
+        states. n_loop: of each group.
         """
-        x, trace = C ** 0.5 * (self.wte(idx) + self.wpe.weight[:idx.shape[1]]), []
+        x = C ** 0.5 * (self.wte(idx) + self.wpe.weight[:idx.shape[1]])         # (B, T, C)
+        trace = []
         for layer in self.h:
-            if not isinstance(layer, RecurrentGroup):
-                x = layer(x)
-            elif tau is None:
-                states = layer.loop_fixed(x, n_loop[len(trace)])
-                trace.append(dict(states=states))
-                x = states[-1]
+            if isinstance(layer, RecurrentGroup):
+                x, found = layer(x, n_loop[len(trace)], tau)
+                trace.append(found)
             else:
-                x, steps_used = layer.loop_until(x, n_loop[len(trace)], tau)
-                trace.append(dict(steps_used=steps_used))
+                x = layer(x)
         return self.ln_f(x) @ self.wte.weight.T, trace
 
 
@@ -184,7 +183,7 @@ def show_scales(model, x):
     """The two scales: the loop steps of a group, and the jump from its last state to the next's."""
     _, trace = model(x, [8] * len(groups))
     for g, group in enumerate(groups):
-        states = torch.stack(trace[g]['states'])                                # (9, B, T, C)
+        states = torch.stack(trace[g])                                          # (9, B, T, C)
         delta = states.diff(dim=0)                                              # (8, B, T, C)
         norms = delta.norm(dim=-1).mean((1, 2))
         cosines = F.cosine_similarity(delta[1:], delta[:-1], dim=-1).mean((1, 2))
@@ -193,7 +192,7 @@ def show_scales(model, x):
         print('  length                     ', *(f'{norm:5.3f}' for norm in norms))
         print('  cosine with the step before', ' ' * 5, *(f'{cosine:5.2f}' for cosine in cosines))
         if g + 1 < len(groups):
-            jump = (trace[g + 1]['states'][-1] - states[-1]).norm(dim=-1).mean()
+            jump = (trace[g + 1][-1] - states[-1]).norm(dim=-1).mean()
             print(f'jump to the next group {jump:.2f}, {jump / norms.mean():.1f} times that mean')
 
 
@@ -201,8 +200,7 @@ def show_exits(model, x, y):
     """Algorithm 1: the loss, and the loops of a token, by the threshold."""
     print('\nAlgorithm 1: loops that a token keeps in each group, mean (least to most), of 30')
     for tau in 0.1, 1, 10:
-        logits, trace = model(x, [30] * len(groups), tau)
-        used = [entry['steps_used'] for entry in trace]
+        logits, used = model(x, [30] * len(groups), tau)
         print(f'tau = {tau:3}: held-out loss {F.cross_entropy(logits.mT, y):.3f}, loops',
               ', '.join(f'{u.float().mean():.1f} ({u.min()} to {u.max()})' for u in used))
 
@@ -236,11 +234,6 @@ def show_chain(what_it_does, readers=None, n=16):
           f'takes {torch.stack(steps).sum() / n:.1f}')
 
 
-def itself_and_next(moved):
-    """The readers of a token that moved, in this chain."""
-    return moved | F.pad(moved, (1, -1))
-
-
 def main():
     torch.manual_seed(1337)
     path = sys.argv[1] if len(sys.argv) > 1 else torch.__path__[0] + '/_torch_docs.py'
@@ -265,7 +258,8 @@ def main():
         show_exits(model, x, y)
         write(model, text[n:])
     show_chain('exits for good')
-    show_chain('sleeps until news arrives', itself_and_next)
+    # a token that moved is read by itself and by the next one
+    show_chain('sleeps until news arrives', lambda moved: moved | F.pad(moved, (1, -1)))
 
 
 if __name__ == '__main__':

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from cache import Span
 from exits import choose
-from loops import INJECTIONS, Plan, RecurrentGroup, RMSNorm, as_noise, of_groups, sample_n_loop
+from loops import INJECTIONS, Plan, RecurrentGroup, RMSNorm, as_noise, sample_n_loop
 
 MOST_LOOPS = 1_000_000
 LONG = 64       # in rows of more windows than this, the keys of each window are gathered
@@ -452,8 +452,6 @@ class GPT(nn.Module):
                 results.append(result)
             else:
                 x = layer(x, plan.hook(layer), plan.span.pos)
-        if plan.passes is not None:
-            plan.passes.append(of_groups(results, 'evals', idx))
         return self.ln_f(x), results
 
     # decoding and checkpoints are built on top of the model, so these import them when called
@@ -551,15 +549,10 @@ def main():
     shape = GPTConfig(**config)
     with torch.device('meta'):          # shapes alone
         model = GPT(shape)
-    first = 0
-    for layer in model.h:
-        looped = isinstance(layer, RecurrentGroup)
-        last = first + (len(layer.core) if looped else 1) - 1
-        where = f'layer {first}' if first == last else f'layers {first} to {last}'
-        n = sum(p.numel() for p in layer.parameters())
-        print(f'{where:16s} {"loops" if looped else "":6s} {n:13,} parameters')
-        first = last + 1
-    print(f'{"with embeddings":23s} {sum(p.numel() for p in model.parameters()):13,} in all')
+    for i, layer in enumerate(model.h):
+        what = f'a group of {len(layer.core)}' if isinstance(layer, RecurrentGroup) else 'a block'
+        print(f'h.{i:<4d} {what:14s} {sum(p.numel() for p in layer.parameters()):13,} parameters')
+    print(f'with embeddings      {sum(p.numel() for p in model.parameters()):13,} in all')
 
     counts = model.eval().loop_counts()
     print(f'\nat r = {shape.mean_recurrence:g} loops of each group: effective depth '
