@@ -32,10 +32,8 @@ import torch
 class Span:
     """
     Where T new tokens stand in their rows: at positions pos, start ... start + T - 1; here, as a
-    slice.
-
-    mask (T, end): which tokens each new one may read. None where no mask is needed: a single token
-    reads all that is there, and a sequence from position 0 on is plainly causal.
+    slice. mask (T, end): which tokens each new one may read; None where no mask is needed, since a
+    single token reads all that is there, and a sequence from position 0 on is plainly causal.
 
     all_of: a pass that is compiled or recorded must not depend on where it stands, so it reads all
     these tokens of the cache, through the mask.
@@ -53,16 +51,12 @@ class Span:
 
 
 class KeysValues:
-    """
-    Keys and values of one layer for up to T_max tokens: kv (slots, B, T_max, 2, H, D).
-
-    It is allocated at the first update, when B, H, D, dtype and device are known.
-    """
+    """Keys and values of one layer for up to T_max tokens: kv (slots, B, T_max, 2, H, D)."""
 
     def __init__(self, slots, T_max):
         self.slots = slots
         self.T_max = T_max
-        self.kv = None
+        self.kv = None      # until the first update, when B, H, D, dtype and device are known
 
     def slot_of(self, k):
         """The slot that holds loop step k."""
@@ -74,11 +68,9 @@ class KeysValues:
 
     def update(self, new, span, k=1, awake=None):
         """
-        Write the new tokens' keys and values at loop step k, and read those of all tokens so far.
-
-        new (B, T, 2, H, D) -> keys and values (B, end, 2, H, D), and the mask for attention. awake
-        (B, T): which of the new tokens are computed in this step, None = all; the others keep their
-        last keys.
+        Write keys and values of new tokens at loop step k, new (B, T, 2, H, D) -> those of all
+        tokens so far (B, end, 2, H, D), and the mask for attention. awake (B, T): which of the new
+        tokens are computed in this step, None = all; the others keep their last keys.
         """
         if self.kv is None:
             self.allocate(len(new), new)
@@ -101,9 +93,8 @@ class KeysValues:
     def update_some(self, new, B, rows, places, near):
         """
         The same for N tokens alone, at places (N,) of rows (N,), in a cache of one slot and B rows.
-
-        new (1, N, 2, H, D). near (N, W): the places that each of them reads, below 0 = none.
-        Returns what each reads, (1, N, W, 2, H, D), and which of these are there (N, W).
+        new (1, N, 2, H, D). near (N, W): the places that each of them reads, below 0 = none ->
+        what each reads (1, N, W, 2, H, D), and which of these are there (N, W).
         """
         if self.kv is None:
             self.allocate(B, new)
@@ -130,7 +121,7 @@ def slots_of(cache, n_loop):
 def make_cache(model, counts, cache='exact', T_max=None):
     """
     An empty cache: {block: its KeysValues}. counts: the loop budget of each group. cache: see
-    slots_of. T_max: tokens to hold, block_size by default.
+    slots_of. T_max: tokens to hold, None = block_size.
     """
     T_max = T_max or model.config.block_size
     layers = {block: KeysValues(1, T_max) for block in model.h if block not in model.groups}

@@ -18,10 +18,8 @@ class Recorded:
     """
     Passes over one cache as CUDA graphs: a setting is recorded at its second call, and later calls
     run the same kernels for other tokens. On a GPU the host needs more time to launch the kernels
-    of a pass than the GPU to run them, and recording takes a fraction of a second, not minutes.
-
-    A graph always reads and writes the memory with which it was recorded: the cache, and the
-    tensors of that call. So nobody else may use these.
+    of a pass than the GPU to run them. A graph reads and writes the memory with which it was
+    recorded: the cache, and the tensors of that call. So nobody else may use these.
     """
 
     def __init__(self, run):
@@ -69,7 +67,7 @@ def compile_passes(model, widths, **how):
         span = Span(plan.span.start, T, idx.device, all_of=model.config.block_size)
         # copies: the strides of a graph's inputs are those that it was compiled with
         warm = plan.warm and [own_copy(x) for x in plan.warm]
-        return whole(own_copy(idx), replace(plan, span=span, warm=warm, passes=None))
+        return whole(own_copy(idx), replace(plan, span=span, warm=warm))
 
     model.hidden = hidden
 

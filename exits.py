@@ -114,25 +114,18 @@ class Exit:
     """
     A rule: a token is still once its signal has been below tau for `hits` loop steps in a row.
 
-    keep: True, the token keeps the state after the step that triggered the exit; False, the state
-    before it, as Algorithm 1 has it.
-    wake: a token that is still sleeps until a token that it reads moves, see loop.
-    reads: the model's method behind the signal's logits_of, see GPT.reader. `readout` is ln_f
-    and the head, of each token by itself. Any other method gets whole rows; `through_coda` runs the
-    last layers first.
-
     A rule remembers nothing of a pass, so one object can be used for any number of passes.
     """
     signal: Callable
     tau: float = 1e-2
     hits: int = 1
-    keep: bool = True
-    wake: bool = False
-    reads: str = 'readout'
+    keep: bool = True           # the state after the step that triggered? Algorithm 1: before it
+    wake: bool = False          # asleep until a token that it reads moves, see loop
+    reads: str = 'readout'      # the model's method behind logits_of, see GPT.reader
     name: str = ''
 
     def observe(self, x0, x1, memo, logits_of):
-        """The signal of a step -> its value (...), and the new memo. ValueError for anything else."""
+        """The signal of a step -> its value (...) and new memo. ValueError for anything else."""
         pair = self.signal(x0, x1, memo, logits_of)
         shape = x1.shape[:-1]
         if not isinstance(pair, tuple) or len(pair) != 2 or np.shape(pair[0]) != shape:
@@ -215,8 +208,7 @@ def choose(rule=None, tau=None, wake=False, cache='auto', decoder=None, rows=())
     decoder     see decode.Decoder; None = no text is written
     rows        of the model's exits.json, dicts with rule, cache and tau; the first one counts
 
-    ValueError for what make_exit refuses, for a threshold without a rule, and for a cache that the
-    decoder cannot use.
+    ValueError for what does not fit together.
     """
     needed = decoder.cache if decoder else None
     if cache == 'auto':

@@ -126,10 +126,7 @@ class RMSNorm(nn.RMSNorm):
 # injections: how e enters each step ---------------------------------------------------------------
 
 class Injection(nn.Module):
-    """
-    How e comes into a loop step. join returns float32, under autocast too. An injection
-    initialises itself, in __init__ or in init_weights.
-    """
+    """How e comes into a loop step. An injection initialises itself, maybe in init_weights."""
     reads_e = True          # does the input come in? If not, only x^(0) can bring it in
     weights_of_e = 0        # how many weights from_e multiplies e with, once a pass
 
@@ -140,14 +137,11 @@ class Injection(nn.Module):
         """GPT.init_weights calls it, in the order of the layers."""
 
     def from_e(self, e):
-        """
-        What all steps of a pass take from e (B, T, C), computed once: one tensor (B, T, any). Two
-        things are concatenated here and split in join.
-        """
+        """What all steps of a pass take from e (B, T, C), computed once: one tensor (B, T, any)."""
         return e
 
     def join(self, x, from_e):
-        """The state with the input in it, (B, T, C), which goes into the core."""
+        """The state with the input in it, (B, T, C) in float32, which goes into the core."""
         raise NotImplementedError
 
 
@@ -201,24 +195,18 @@ INJECTIONS = {'concat': Concat, 'concat_random': ConcatRandom, 'add': Add, 'none
 @dataclass(frozen=True)
 class Plan:
     """How a pass of tokens goes through the model: all that its layers have to know."""
-    # how far the groups loop
     counts: list                        # the loop budget of each group
     rule: Exit | None = None            # who exits, and when; None = all loops of the budget
-    # where the tokens begin, and which others there are
     noise: FixedNoise | TrainingNoise = fixed_noise(0)
     span: Span | None = None            # the positions of the tokens of a pass
     cache: dict | None = None           # see cache.make_cache; None = no tokens but those of a pass
     warm: list | None = None            # first states (B, T, C) of each group; NaN = noise
-    # what is recorded
-    keep_states: bool = False           # the states of all steps
-    keep_diary: bool = False            # who was awake in each step of a rule
-    passes: list | None = None          # gets the block maps of each pass, (B, T, groups)
+    keep_states: bool = False           # record the states of all steps
+    keep_diary: bool = False            # record who was awake in each step of a rule
+    passes: list | None = None          # gets the block maps of each decode.run, (B, T, groups)
 
     def hook(self, block):
-        """
-        The cache hook of a block that runs once: it writes new keys and values and reads all, see
-        KeysValues.update. None without a cache.
-        """
+        """KeysValues.update for a block that runs once; None without a cache."""
         return partial(self.cache[block].update, span=self.span) if self.cache else None
 
 
@@ -228,8 +216,7 @@ class RecurrentGroup(nn.Module):
 
     If the core maps some states x to y and y to x, they swing for ever, and no exit rule finds them
     still. With damping d a step goes a part of the way only, x + (1 - d) (f(x) - x): it has the
-    same fixed points, and such states can come to rest. A damped iteration needs no other weights,
-    so d can be changed after training. Rules see steps that are shorter by 1 - d.
+    same fixed points, and such states can come to rest. d can be changed after training.
     """
 
     def __init__(self, core, config, index=0):
@@ -247,10 +234,7 @@ class RecurrentGroup(nn.Module):
         self.x0 = config.x0 if self.adapter.reads_e else 'e'
 
     def init_state(self, e, noise_seed=0, pos=None):
-        """
-        x^(0) for e (B, T, C) at positions pos (T,), 0 ... T - 1 by default. noise_seed: see
-        as_noise.
-        """
+        """x^(0) for e (B, T, C) at positions pos (T,), 0 ... T - 1 by default; see as_noise."""
         if self.x0 == 'e':
             return e.float()
         if self.x0 == 'zero':
@@ -271,11 +255,9 @@ class RecurrentGroup(nn.Module):
         x = self.adapter.join(x, from_e)
         for i, block in enumerate(self.core):
             x = block(x, hooks[i] if hooks else None, pos)
-        # Geiping 3.2: the norm n_c closes the core, in every step
-        if self.norm_inside:
+        if self.norm_inside:        # Geiping 3.2: the norm n_c closes the core, in every step
             x = self.norm(x)
-        # not in the papers: lets a state that swings between two values come to rest
-        if self.damping:
+        if self.damping:            # not in the papers
             x = x + self.damping * (before - x)
         return x
 
@@ -288,12 +270,11 @@ class RecurrentGroup(nn.Module):
         e (B, T, C) -> what the next layer gets (B, T, C), and the results of the group, a dict:
 
             e, x            what entered; the last states (B, T, C)
-            states          all states (K+1, B, T, C) if plan.keep_states is on, otherwise None; a
-                            sleeping token repeats its state
+            states          with plan.keep_states: all states (K+1, B, T, C)
             steps_used      (B, T): the last step kept; with waking, steps asleep count
             evals           (B, T): the block maps evaluated
-            awake           with a rule, and if plan.keep_diary is on: a list of arrays, the numbers
-                            b T + t of the tokens that were computed in each step
+            awake           with a rule and plan.keep_diary: a list of arrays, the numbers b T + t
+                            of the tokens that were computed in each step
 
         logits_of: see exits.loop. ValueError for a rule while training.
         """

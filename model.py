@@ -28,7 +28,7 @@ from exits import choose
 from loops import INJECTIONS, Plan, RecurrentGroup, RMSNorm, as_noise, sample_n_loop
 
 MOST_LOOPS = 1_000_000
-LONG = 64       # in rows of more windows than this, the keys of each window are gathered
+LONG = 64       # in rows of more windows than this, the keys of each window are gathered: faster
 
 
 @dataclass
@@ -207,10 +207,7 @@ class CausalSelfAttention(nn.Module):
         return pos[:, None] - torch.arange(self.window - 1, -1, -1, device=pos.device)
 
     def readers(self, moved):
-        """
-        moved (B, T), a NumPy mask -> who reads a token that moved (B, T): itself and all later
-        tokens, or the next window - 1.
-        """
+        """moved (B, T), a NumPy mask -> who reads a token that moved (B, T)."""
         if self.window is None or self.window >= moved.shape[1]:
             return np.logical_or.accumulate(moved, axis=1)
         reads = moved.copy()
@@ -223,10 +220,7 @@ class CausalSelfAttention(nn.Module):
         return self.window is not None and end > self.window
 
     def within_window(self, kv, pos):
-        """
-        What tokens at positions pos (T,) read of kv (B, end, 2, H, D), as bring_in returns it: in
-        long rows gathered for each token, in short ones kv itself.
-        """
+        """What tokens at pos (T,) read of kv (B, end, 2, H, D), and a mask, see bring_in."""
         end = kv.shape[1]
         near = self.near(pos)                                                   # (T, window)
         if end > LONG * near.shape[1]:
@@ -470,11 +464,9 @@ class GPT(nn.Module):
                cache='auto', noise_seed=0, decoder=None, seed=0):
         """
         A generator of the new tokens after prompts idx (B, T), some at a time: tokens (B, t), and
-        their loop steps (B, t, groups).
-
-        n_loop, exit, noise_seed: see forward. cache: see exits.choose. temperature, top_k, seed:
-        see decode.stream. decoder: a decode.Decoder, or its name with arguments, such as
-        'wave:width=8'; None = one_by_one.
+        their loop steps (B, t, groups). n_loop, exit, noise_seed: see forward. cache: see
+        exits.choose. temperature, top_k, seed: see decode.stream. decoder: a decode.Decoder, or its
+        name with arguments, such as 'wave:width=8'; None = one_by_one.
         """
         import decode
         if self.training:           # each pass would draw other loop counts and other noise
@@ -495,7 +487,7 @@ class GPT(nn.Module):
 
 
 def detached(result):
-    """The results of a group without gradients, so that NumPy can read them."""
+    """The results of a group without gradients."""
     return {key: value.detach() if torch.is_tensor(value) else value
             for key, value in result.items()}
 
