@@ -25,23 +25,10 @@ class Score(NamedTuple):
     How well a model predicts held-out labels. A text has one depth, 0. A problem of a task is a
     window, and it is solved if all of its labels are right.
     """
+    loss: float                 # nats per label
+    accuracy: float             # the share of the labels that the model finds most likely
+    solved: float               # the share of the problems that are wholly right
     by_depth: torch.Tensor      # (3, depths): labels, how many of them are right, their nats
-    problems: torch.Tensor      # (2,): windows with labels, how many of them are solved
-
-    @property
-    def loss(self):
-        """Nats per label."""
-        return (self.by_depth[2].sum() / self.by_depth[0].sum()).item()
-
-    @property
-    def accuracy(self):
-        """The share of the labels that the model finds most likely."""
-        return (self.by_depth[1].sum() / self.by_depth[0].sum()).item()
-
-    @property
-    def solved(self):
-        """The share of the problems that are wholly right."""
-        return (self.problems[1] / self.problems[0]).item()
 
 
 @torch.no_grad()
@@ -56,7 +43,7 @@ def evaluate(model, examples, n_windows, n_loop, dev='cpu', autocast=nullcontext
     if examples.is_task:
         depths = torch.from_numpy(examples.depths(T)).long()
     by_depth = torch.zeros(3, int(depths.max()) + 1, dtype=torch.float64)
-    problems = torch.zeros(2, dtype=torch.float64)
+    problems = torch.zeros(2, dtype=torch.float64)      # with labels, solved
     at_once = windows_at_once(model.config)
     for start in range(0, len(numbers), at_once):
         batch = numbers[start:start + at_once]
@@ -74,7 +61,9 @@ def evaluate(model, examples, n_windows, n_loop, dev='cpu', autocast=nullcontext
         wrong[labelled] = ~right.cpu()
         has_labels = labelled.any(dim=1)
         problems += torch.stack((has_labels.sum(), (has_labels & ~wrong.any(dim=1)).sum()))
-    return Score(distributed.add_up(by_depth), distributed.add_up(problems))
+    n_labels, n_right, nats = distributed.add_up(by_depth).sum(dim=1).tolist()
+    n_problems, n_solved = distributed.add_up(problems).tolist()
+    return Score(nats / n_labels, n_right / n_labels, n_solved / n_problems, by_depth)
 
 
 def spread(examples, n, T):
