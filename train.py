@@ -21,10 +21,9 @@ log.csv has rows of iterations, and rows of evaluations, which come before the s
     dt_ms               milliseconds per iteration, mean since the last such row
     tokens_per_s        training tokens per second, of all processes together
     val_loss_N, val_acc_N       held-out at N loops; the accuracy only on a task
-    token_corr, state_use       of each group, see evaluation.health
 
-Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated gradients), App. C.3
-(what to watch). Losses are nats per token.
+Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated gradients). Losses
+are nats per token.
 
     it          the iteration, from 0
     micro       the step of gradient accumulation
@@ -216,7 +215,7 @@ def where_to_start():
     and --eval_only take those of the earlier run, and --init_from those of its model. What the user
     has set stays, with --resume only flags.
     """
-    given = settings.given
+    given = settings.given.keys()
     if eval_only:
         checkpoint = read_checkpoint(init_from or out_dir)
         earlier = checkpoint['config'] | checkpoint['model_args']
@@ -354,13 +353,18 @@ def train(run):
         if it % eval_interval == 0 or it == max_iters:
             if it or not max_iters:     # nothing is lost before the first step
                 save(run, 'ckpt.pt')    # first, so that a kill does not cost what was learned
-            row, loss = evaluate(run, it)
+            scores = evaluate(run, eval_windows)
+            loss = min(score.loss for score in scores.values())
             if loss < run.best[0]:
                 run.best = (loss, it)
                 save(run, 'ckpt_best.pt')
             if log:
-                log.add(row)
                 from common import plots  # here, since matplotlib takes a second to import
+                row = dict(iter=it)
+                for n_loop, score in scores.items():
+                    row[f'val_loss_{n_loop}'] = f'{score.loss:.5f}'
+                    row[f'val_acc_{n_loop}'] = f'{score.accuracy:.5f}'
+                log.add(row)
                 plots.losses(log.rows, run.counts, f'{out_dir}/loss.png')
         if it == max_iters:
             break
@@ -409,7 +413,7 @@ def report(log, it, loss, norm, n_loop, steps):
 
 def finish(run):
     """The table of all held-out windows. All weights are saved, so Ctrl-C may stop it."""
-    scores = evaluate_all(run, None)
+    scores = evaluate(run, None)
     evaluation.save_scores(scores, run.examples.is_task, out_dir)
     say(f'{out_dir}: ckpt.pt, log.csv, loss.png, eval.csv; next: python sample.py '
         f'--out_dir={out_dir}')
@@ -435,53 +439,32 @@ class Log:
             aside = f'{out_dir}/log_before_{run.done}.csv'
             os.replace(self.path, aside)
             say(f'cannot read {self.path}: it is {aside} now, and a new log begins')
-        columns = ['iter', 'loss', 'lr', 'grad_norm', 'loops', 'dt_ms', 'tokens_per_s']
+        self.columns = ['iter', 'loss', 'lr', 'grad_norm', 'loops', 'dt_ms', 'tokens_per_s']
         for n_loop in run.counts:
-            columns.append(f'val_loss_{n_loop}')
+            self.columns.append(f'val_loss_{n_loop}')
             if run.examples.is_task:
-                columns.append(f'val_acc_{n_loop}')
-        columns += ['token_corr', 'state_use']
+                self.columns.append(f'val_acc_{n_loop}')
         for row in self.rows[:1]:       # its eval_loops may have been others
-            columns += row
-        self.blank = dict.fromkeys(columns, '')
-        self.rows = [self.blank | row for row in self.rows]
-        write_csv(self.rows, self.path, self.blank)
+            self.columns += row.keys() - self.columns
+        self.rows = [dict.fromkeys(self.columns, '') | row for row in self.rows]
+        write_csv(self.rows, self.path, self.columns)
 
     def add(self, row):
-        self.rows.append(self.blank | row)
+        self.rows.append({name: row.get(name, '') for name in self.columns})
         with open(self.path, 'a', newline='', encoding='utf-8') as f:
-            csv.DictWriter(f, self.blank).writerow(row)
+            csv.DictWriter(f, self.columns).writerow(self.rows[-1])
 
 
-def evaluate(run, it):
-    """Evaluate on eval_windows -> a row of the log, and the lowest of its losses."""
-    scores = evaluate_all(run, eval_windows)
-    row = dict(iter=it)
-    for n_loop, score in scores.items():
-        row[f'val_loss_{n_loop}'] = f'{score.loss:.5f}'
-        if run.examples.is_task:
-            row[f'val_acc_{n_loop}'] = f'{score.accuracy:.5f}'
-
-    # the health of the states; while the learning rate warms up, bad values mean nothing
-    n_for_health = min(8, run.examples.n_held_out(block_size))
-    idx, _ = run.examples.held_out(range(n_for_health), block_size)
-    with evaluating(run.model):
-        values = evaluation.health(run.model, idx.to(run.dev), run.autocast)
-    if it >= warmup_iters:
-        evaluation.warn_of_collapse(values, run.model.config.groups)
-    row['token_corr'] = '/'.join(f'{token_corr:.3f}' for token_corr, _ in values)
-    row['state_use'] = '/'.join(f'{state_use:.3f}' for _, state_use in values)
-    return row, min(score.loss for score in scores.values())
-
-
-def evaluate_all(run, n_windows):
+def evaluate(run, n_windows):
     """Evaluate at all of eval_loops, on n_windows, None = all -> {n_loop: Score}; print them."""
     all_windows = run.examples.n_held_out(block_size)
     n_windows = min(n_windows or all_windows, all_windows)
     say(f'iter {run.done}: {n_windows:,} held-out windows of {block_size} tokens')
-    with evaluating(run.model):
+    run.model.eval()
+    with torch.compiler.set_stance('force_eager'):      # shapes are not those of training
         scores = {n_loop: evaluation.evaluate(run.model, run.examples, n_windows, n_loop, run.dev,
                                               run.autocast) for n_loop in run.counts}
+    run.model.train()
     evaluation.print_scores(scores, run.examples.is_task)
     return scores
 
@@ -499,19 +482,10 @@ def counts_of(model):
     return counts
 
 
-@contextmanager
-def evaluating(model):
-    """In this context a model is in evaluation, without the compiler: shapes are not training's."""
-    model.eval()
-    with torch.compiler.set_stance('force_eager'):
-        yield
-    model.train()
-
-
 def evaluate_only(run, checkpoint):
     """--eval_only: the table of a checkpoint, on all held-out windows unless --eval_windows."""
     run.done = checkpoint['iter_num']
-    scores = evaluate_all(run, eval_windows if 'eval_windows' in settings.given else None)
+    scores = evaluate(run, eval_windows if 'eval_windows' in settings.given else None)
     results = folder_of_results(checkpoint['folder'])
     suffix = f"_{checkpoint['file']}-{run.done}_{dataset}_{block_size}"
     suffix = suffix.replace(':', '-').replace('=', '-')

@@ -128,7 +128,7 @@ def test_a_run_from_end_to_end(whole):
         assert printed.count(loss) == 1
     evaluations = [row for row in rows if row['val_loss_1']]
     assert [row['iter'] for row in evaluations] == ['0', '5', '10', '12']
-    assert all(row['val_loss_3'] and row['token_corr'] for row in evaluations)
+    assert all(row['val_loss_3'] for row in evaluations)
 
     # the table at the end is over all windows
     model, x, y = load_checkpoint(whole / 'ckpt.pt')[0], *data.open_data('book').held_out(
