@@ -14,13 +14,9 @@ writes ckpt.pt, ckpt_ITER.pt at keep_iters, ckpt_best.pt, log.csv and loss.png; 
 and on a task depth.png. Ctrl-C finishes the step and saves; a second one stops at once. In a
 notebook: import train; train.max_iters = 12; train.main().
 
-log.csv has rows of iterations, and rows of evaluations, which come before the step:
-
-    loss, grad_norm     of this iteration's batch; the norm before it is clipped
-    loops               the drawn loop counts, one per group, as 5/3/8
-    dt_ms               milliseconds per iteration, mean since the last such row
-    tokens_per_s        training tokens per second, of all processes together
-    val_loss_N, val_acc_N       held-out at N loops; the accuracy only on a task
+log.csv has rows of iterations, with the norm of the gradient before it is clipped, the drawn loop
+counts of the groups, and times that are means since the last such row; and rows of evaluations,
+which come before the step: val_loss_N is the held-out loss at N loops.
 
 Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated gradients). Losses
 are nats per token.
@@ -136,8 +132,6 @@ def get_batch(run, it, micro):
     return x.to(run.dev), y.to(run.dev), n_loop, noise
 
 
-# the model ----------------------------------------------------------------------------------------
-
 def make_model(cls, checkpoint, examples):
     """A new model on the CPU, with the weights of the checkpoint if it is not {}."""
     vocab_size = examples.vocab_size
@@ -145,9 +139,9 @@ def make_model(cls, checkpoint, examples):
         vocab_size = 64 * math.ceil(vocab_size / 64)
     # a field of its Config is the knob of that name, or what the checkpoint has, or its default
     values = dict(vocab_size=vocab_size) | checkpoint.get('model_args', {}) | settings.knobs()
+    args = {field.name: values[field.name] for field in fields(cls.Config) if field.name in values}
     torch.manual_seed(derived_seed(seed, 'init'))
-    names = {field.name for field in fields(cls.Config)}
-    model = cls(cls.Config(**{name: value for name, value in values.items() if name in names}))
+    model = cls(cls.Config(**args))
     if checkpoint:
         with explain('the weights do not fit', 'leave out what you changed', RuntimeError):
             missing, unexpected = model.load_state_dict(checkpoint['model'],
@@ -159,8 +153,8 @@ def make_model(cls, checkpoint, examples):
 
 def forward_backward(run, it):
     """
-    The gradient of iteration `it`. Returns this process's loss (a tensor, for which nobody has
-    waited yet), the loop counts of the last micro step, and the tokens of all processes together.
+    The gradient of iteration `it` -> this process's loss, a tensor, the loop counts of the last
+    micro step, and the number of tokens of all processes.
     """
     loss = torch.zeros((), device=run.dev)
     n_tokens = 0
@@ -199,8 +193,7 @@ def main():
     take_fields(cls.Config, is_new=not checkpoint)
     with memory_explained(), distributed.processes(device, dtype) as (dev, autocast):
         vocab_size = checkpoint['model_args']['vocab_size'] if checkpoint else math.inf
-        examples = distributed.first_one_first(lambda: data.open_data(
-            dataset, checkpoint.get('tokenizer'), vocab_size))
+        examples = data.open_data(dataset, checkpoint.get('tokenizer'), vocab_size)
         examples.check_fits(block_size, batch_size)
         model = make_model(cls, checkpoint, examples).to(dev)
         run = Run(model, examples, counts_of(model), dev, autocast)
@@ -295,8 +288,15 @@ def train_on(run, checkpoint):
             if run.done:
                 save(run, 'ckpt.pt')
             raise
-        if complete:
-            finish(run)
+        if complete:        # all weights are saved, so Ctrl-C may stop the last table
+            scores = evaluate(run)
+            evaluation.save_scores(scores, run.examples.is_task, out_dir)
+            say(f'{out_dir}: ckpt.pt, log.csv, loss.png, eval.csv; next: python sample.py '
+                f'--out_dir={out_dir}')
+            loss, it = run.best
+            if it < run.done:
+                say(f'{out_dir}/ckpt_best.pt has the lowest held-out loss, {loss:.4f} at iteration '
+                    f'{it}')
     return complete
 
 
@@ -411,17 +411,6 @@ def report(log, it, loss, norm, n_loop, steps):
         f'{speed / 1e3:.1f}k tok/s, {(max_iters - it - 1) * dt:.0f} s left')
 
 
-def finish(run):
-    """The table of all held-out windows. All weights are saved, so Ctrl-C may stop it."""
-    scores = evaluate(run, None)
-    evaluation.save_scores(scores, run.examples.is_task, out_dir)
-    say(f'{out_dir}: ckpt.pt, log.csv, loss.png, eval.csv; next: python sample.py '
-        f'--out_dir={out_dir}')
-    loss, it = run.best
-    if it < run.done:
-        say(f'{out_dir}/ckpt_best.pt has the lowest held-out loss, {loss:.4f} at iteration {it}')
-
-
 # log and evaluation -------------------------------------------------------------------------------
 
 class Log:
@@ -455,17 +444,22 @@ class Log:
             csv.DictWriter(f, self.columns).writerow(self.rows[-1])
 
 
-def evaluate(run, n_windows):
-    """Evaluate at all of eval_loops, on n_windows, None = all -> {n_loop: Score}; print them."""
-    all_windows = run.examples.n_held_out(block_size)
-    n_windows = min(n_windows or all_windows, all_windows)
+def evaluate(run, n_windows=None):
+    """Evaluate at all loop counts, on n_windows, None = all -> {n_loop: Score}; print them."""
+    n_all = run.examples.n_held_out(block_size)
+    n_windows = min(n_windows or n_all, n_all)
     say(f'iter {run.done}: {n_windows:,} held-out windows of {block_size} tokens')
     run.model.eval()
     with torch.compiler.set_stance('force_eager'):      # shapes are not those of training
         scores = {n_loop: evaluation.evaluate(run.model, run.examples, n_windows, n_loop, run.dev,
                                               run.autocast) for n_loop in run.counts}
     run.model.train()
-    evaluation.print_scores(scores, run.examples.is_task)
+    for n_loop, score in scores.items():
+        line = f'{n_loop:5d} {"loop " if n_loop == 1 else "loops"} loss {score.loss:.4f}'
+        if run.examples.is_task:
+            line += (f', {100 * score.accuracy:.2f}% of the labels right, {100 * score.solved:.2f}%'
+                     ' of the problems')
+        say(line)
     return scores
 
 

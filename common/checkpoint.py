@@ -4,8 +4,7 @@ The folder of a run: its checkpoints, and whether it is free.
     out_dir/ckpt.pt         the last one        out_dir/ckpt_ITER.pt    weights kept
     out_dir/ckpt_best.pt    the weights with the lowest held-out loss
 
-A checkpoint is a dict of tensors and plain values. It is written whole or not at all. A file with
-code in it is refused, and the code does not run.
+A checkpoint is a dict of tensors and plain values, written whole or not at all.
 
     model         state_dict                    model_args    its Config's arguments
     model_class   its class, 'model:GPT'        config        every knob
@@ -77,14 +76,12 @@ def read_checkpoint(path):
 
 def class_of(name, named=False):
     """
-    'MODULE:CLASS' -> the class, a GPT. Importing a file runs it, so a class outside model.py and
-    zoo/ is refused unless its file is loaded already, as each file on the command line is, or the
-    user has named the class.
+    'MODULE:CLASS' -> the class, a GPT. Importing a file runs it, so one outside model.py and zoo/
+    is refused unless it is loaded already, or `named` by the user.
     """
     module, _, attribute = name.partition(':')
     check(named or module == 'model' or module.startswith('zoo.') or module in sys.modules,
-          f'the class of the model is {name}, which is not loaded: import {module} first, or on '
-          f'a command line write {module.replace(".", os.sep)}.py before the flags')
+          f'the class of the model is {name}, which is not loaded: {OWN_FILE}')
     with explain(f"cannot import the model class '{name}'",
                  'write MODULE:CLASS, a subclass of model.GPT such as zoo.ouro:Ouro'):
         cls = getattr(import_module(module), attribute)
@@ -92,13 +89,14 @@ def class_of(name, named=False):
     return cls
 
 
-def load_model(checkpoint, length=None, damping=None, cls=None):
+def load_checkpoint(path, dev='cpu', length=None, damping=None, cls=None):
     """
-    The model of a checkpoint, float32, on the CPU and in evaluation.
+    A checkpoint -> its model, float32 and in evaluation, and what else it holds.
 
-    length: another block_size, in tokens, for a model whose positions are not learned. damping:
-    another than the run's, see loops.RecurrentGroup. cls: another class than the run's.
+    length: another block_size, for a model whose positions are not learned. damping, cls: others
+    than the run's.
     """
+    checkpoint = read_checkpoint(path)
     cls = cls or class_of(checkpoint['model_class'])
     args = checkpoint['model_args']
     if args.get('pos') == 'learned':
@@ -115,23 +113,15 @@ def load_model(checkpoint, length=None, damping=None, cls=None):
     model.tie()
     # as loaded: data.held_out_windows reads block_size here; and with fields newer than the file
     checkpoint['model_args'] = asdict(config)
-    return model.float().eval()
-
-
-def load_checkpoint(path, dev='cpu', **changes):
-    """A checkpoint -> its model, and what else it holds. changes: see load_model."""
-    checkpoint = read_checkpoint(path)
-    return load_model(checkpoint, **changes).to(dev), checkpoint
+    return model.float().eval().to(dev), checkpoint
 
 
 def open_run(out_dir=None, dev='cpu', **changes):
     """
     The run in out_dir -> its model, what else its ckpt.pt holds, the folder of that file, and where
     results are written. None = out/ if that holds a ckpt.pt, and pretrained/text otherwise.
-    changes: see load_model.
-
-    The rows of its exits.json hang on the model, those in the folder of results first; none if its
-    damping is changed, for which they do not hold.
+    changes: see load_checkpoint. The rows of exits.json hang on the model, those in the folder of
+    results first; they do not hold for another damping.
     """
     if out_dir is None:
         out_dir = 'out' if os.path.exists('out/ckpt.pt') else 'pretrained/text'
@@ -145,19 +135,18 @@ def open_run(out_dir=None, dev='cpu', **changes):
 
 
 def folder_of_results(folder):
-    """
-    Where its results go: into the folder, but of pretrained/NAME into out/pretrained-NAME beside
-    pretrained/.
-    """
+    """Where its results go: into the folder, but of pretrained/NAME into out/pretrained-NAME."""
     above, name = os.path.split(os.path.abspath(folder))
     project, above = os.path.split(above)
-    return os.path.join(project, 'out', f'pretrained-{name}') if above == 'pretrained' else folder
+    if above == 'pretrained':
+        return os.path.join(project, 'out', f'pretrained-{name}')
+    return folder
 
 
 def stored_exits(folder):
     """
     The rows of folder/exits.json, at most one for each rule and cache; [] if there is no file.
-    ValueError if it is damaged. bench.py --calibrate and pretrained/make.py write them:
+    ValueError if it is damaged. bench.py --calibrate and pretrained/make.py write:
 
         rule, cache, tau    the threshold is taken whether tokens wake or not
         cost                nats per token above the full budget; on a task wrong answers

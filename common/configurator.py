@@ -8,8 +8,6 @@ with
         configure(globals())
         run(main)                       # see errors.py
 
-train.py calls configure right behind its knobs, so that they are set when the rest is defined.
-
 Config files (Python files that bind knobs, and may read them) and flags apply in the order given:
 
     python train.py config/groups.py --batch_size=32 --seed 1 --compile
@@ -17,8 +15,7 @@ Config files (Python files that bind knobs, and may read them) and flags apply i
 A knob takes values of its default's type or of its annotation: `n_loop: int | list | None = None`,
 `pos: Literal['learned', 'rotary'] = 'learned'`, `batch_size: Count = 16`. A config file is run as a
 module, which may define a class and add to the project's tables (INJECTIONS, EXITS, TASKS). A name
-in it that is no knob is an error for train.py; other scripts leave it out, so that they take
-train.py's config files. `--help` prints every knob with its comment.
+in it that is no knob is an error for train.py alone, so that each script takes its config files.
 """
 import ast
 import inspect
@@ -53,9 +50,9 @@ def knobs_of(script):
 
 def configure(script, positional=None, keep_unknown=False):
     """
-    Set the knobs among a script's globals from the command line, and return its Settings.
+    Set the knobs among a script's globals() from the command line, if it is run and not imported,
+    and return its Settings.
 
-    script: its globals(). If it is imported and not run, its knobs keep their defaults.
     positional: the knob that is set by the first bare argument that is not a .py file.
     keep_unknown: unknown names wait for Settings.add. Otherwise an unknown flag is an error.
     """
@@ -111,7 +108,6 @@ class Settings:
                 check(positional, f"'{arg}' is neither a --key=value flag nor a config file (.py)")
                 self.read_flag(f'--{positional}={arg}', args)
                 positional = None
-        self.before = self.knobs()
 
     def read_flag(self, arg, following):
         """Set a knob from --key=value, --key value (taken from the next arguments), or --key."""
@@ -131,7 +127,7 @@ class Settings:
 
     def give(self, key, value, by):
         """Set a knob, or keep the value of an unknown one."""
-        if key in self.annotations:
+        if key in self.before:
             self.take({key: convert(key, value, self.annotations[key])})
         else:
             self.unknown[key] = value

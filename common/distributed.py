@@ -81,16 +81,6 @@ def average(tensors):
         vector_to_parameters(add_up(parameters_to_vector(tensors)).div_(WORLD), tensors)
 
 
-def first_one_first(work):
-    """work() in the first process, and then in the others, which find the files that it made."""
-    if RANK > 0:
-        dist.barrier()
-    done = work()
-    if WORLD > 1 and RANK == 0:
-        dist.barrier()
-    return done
-
-
 @contextmanager
 def noting_signals():
     """

@@ -13,7 +13,6 @@ import torch
 from torch.nn import functional as F
 
 from common import distributed
-from common.distributed import say
 from common.errors import check
 from common.files import read_csv, write_csv
 
@@ -96,16 +95,6 @@ def table_of(scores):
                                  labels=int(labels), accuracy=right / labels, loss=nats / labels))
             first, last = last + 1, max(1, 2 * last)
     return rows
-
-
-def print_scores(scores, is_task):
-    """Print a line for each loop count: the loss, and on a task what is right."""
-    for n_loop, score in scores.items():
-        line = f'{n_loop:5d} {"loop " if n_loop == 1 else "loops"} loss {score.loss:.4f}'
-        if is_task:
-            line += (f', {100 * score.accuracy:.2f}% of the labels right, {100 * score.solved:.2f}%'
-                     ' of the problems')
-        say(line)
 
 
 def save_scores(scores, is_task, folder, suffix='', keep=False):

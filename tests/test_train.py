@@ -477,7 +477,8 @@ def test_eval_only_is_the_table_at_the_end(whole):
 def test_eval_only_at_other_lengths_and_depths(monkeypatch):
     """Of a task, in a folder that nobody writes to."""
     monkeypatch.setattr(plots, 'depth', lambda *args: None)
-    finished('--eval_only', f'--out_dir={ROOT}/pretrained/calc', '--block_size=72',
+    os.symlink(f'{ROOT}/pretrained', 'pretrained')
+    finished('--eval_only', '--out_dir=pretrained/calc', '--block_size=72',
              '--dataset=calc:reset=0.02', '--eval_loops=[2,80]', '--eval_windows=20')
     path, = Path('out').glob('*calc/eval_ckpt-*_calc-reset-0.02_72.csv')
     rows = read_csv(path)
