@@ -458,7 +458,7 @@ class GPT(nn.Module):
         """
         from common.checkpoint import open_run
         return open_run(folder, device, length=length, damping=damping,
-                        cls=None if cls is GPT else cls).model
+                        cls=None if cls is GPT else cls)[0]
 
     def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
                cache='auto', noise_seed=0, decoder=None, seed=0):

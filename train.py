@@ -14,21 +14,14 @@ writes ckpt.pt, ckpt_ITER.pt at keep_iters, ckpt_best.pt, log.csv and loss.png; 
 and on a task depth.png. Ctrl-C finishes the step and saves; a second one stops at once. In a
 notebook: import train; train.max_iters = 12; train.main().
 
-log.csv has rows of iterations, and rows of evaluations, which come before the step:
+log.csv has rows of iterations, with the norm of the gradient before it is clipped, the drawn loop
+counts of the groups, and times that are means since the last such row; and rows of evaluations,
+which come before the step: val_loss_N is the held-out loss at N loops.
 
-    iter                the iteration, from 0
-    loss, lr            of this iteration's batch, with its drawn loop counts
-    grad_norm           of the gradient, before it is clipped
-    loops               the drawn loop counts, one per group, as 5/3/8
-    dt_ms               milliseconds per iteration, mean since the last such row
-    tokens_per_s        training tokens per second, of all processes together
-    val_loss_N, val_acc_N       held-out at N loops; the accuracy only on a task
-    token_corr, state_use       of each group, see evaluation.health
+Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated gradients). Losses
+are nats per token.
 
-Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated gradients), App. C.3
-(what to watch). Losses are nats per token.
-
-    it          the iteration
+    it          the iteration, from 0
     micro       the step of gradient accumulation
     examples    a data set or a task, from which batches and held-out windows come
 """
@@ -36,8 +29,8 @@ import csv
 import math
 import os
 import time
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from contextlib import contextmanager, nullcontext
+from dataclasses import MISSING, dataclass, fields
 from typing import Literal, get_type_hints
 
 import numpy as np
@@ -51,7 +44,6 @@ from common.checkpoint import (
     checkpoint_of,
     class_of,
     folder_of_results,
-    load_model,
     read_checkpoint,
     save_checkpoint,
     start_over,
@@ -123,30 +115,22 @@ def lr_at(it):
     return lowest + 0.5 * (1 + math.cos(math.pi * ratio)) * (learning_rate - lowest)
 
 
-# draws: each derives from (seed, purpose, it, micro), and is the same in all processes
-
-def get_batch(examples, it, micro, dev):
-    """This process's rows of the batch: tokens (B / WORLD, T) and the label of each."""
+def get_batch(run, it, micro):
+    """
+    What a micro step trains on: this process's rows of the batch, tokens and labels (B / WORLD, T),
+    how often each group loops, and its noise. All derive from (seed, purpose, it, micro), and are
+    the same in all processes.
+    """
     rng = np.random.default_rng(derived_seed(seed, 'batch', it, micro))
     share = batch_size // distributed.WORLD
     mine = slice(distributed.RANK * share, (distributed.RANK + 1) * share)
-    x, y = examples.batch(rng, batch_size, block_size, mine)
-    return x.to(dev), y.to(dev)
-
-
-def draw_loops(model, it, micro):
-    """How often each group loops in this micro step."""
+    x, y = run.examples.batch(rng, batch_size, block_size, mine)
     generator = torch.Generator().manual_seed(derived_seed(seed, 'loops', it, micro))
-    return model.draw_loops(generator)
+    n_loop = run.model.draw_loops(generator)
+    generator = torch.Generator(run.dev).manual_seed(derived_seed(seed, 'noise', it, micro))
+    noise = TrainingNoise(generator, distributed.RANK, distributed.WORLD)
+    return x.to(run.dev), y.to(run.dev), n_loop, noise
 
-
-def noise_of(it, micro, dev):
-    """Where x^(0) comes from in this micro step: what the model takes as its noise_seed."""
-    generator = torch.Generator(dev).manual_seed(derived_seed(seed, 'noise', it, micro))
-    return TrainingNoise(generator, distributed.RANK, distributed.WORLD)
-
-
-# the model ----------------------------------------------------------------------------------------
 
 def make_model(cls, checkpoint, examples):
     """A new model on the CPU, with the weights of the checkpoint if it is not {}."""
@@ -155,12 +139,13 @@ def make_model(cls, checkpoint, examples):
         vocab_size = 64 * math.ceil(vocab_size / 64)
     # a field of its Config is the knob of that name, or what the checkpoint has, or its default
     values = dict(vocab_size=vocab_size) | checkpoint.get('model_args', {}) | settings.knobs()
+    args = {field.name: values[field.name] for field in fields(cls.Config) if field.name in values}
     torch.manual_seed(derived_seed(seed, 'init'))
-    names = {field.name for field in fields(cls.Config)}
-    model = cls(cls.Config(**{name: value for name, value in values.items() if name in names}))
+    model = cls(cls.Config(**args))
     if checkpoint:
         with explain('the weights do not fit', 'leave out what you changed', RuntimeError):
-            missing, unexpected = model.load_state_dict(checkpoint['model'], strict=resume)
+            missing, unexpected = model.load_state_dict(checkpoint['model'],
+                                                        strict=resume or eval_only)
         if missing or unexpected:       # such as a gate
             say(f'from scratch: {missing}; left out: {unexpected}')
     return model
@@ -168,18 +153,16 @@ def make_model(cls, checkpoint, examples):
 
 def forward_backward(run, it):
     """
-    The gradient of iteration `it`, over all its micro steps. Returns this process's loss (a tensor,
-    for which nobody has waited yet), the loop counts of the last micro step, and the number of
-    tokens, of all processes together.
+    The gradient of iteration `it` -> this process's loss, a tensor, the loop counts of the last
+    micro step, and the number of tokens of all processes.
     """
     loss = torch.zeros((), device=run.dev)
     n_tokens = 0
     for micro in range(gradient_accumulation_steps):
-        x, y = get_batch(run.examples, it, micro, run.dev)
+        x, y, n_loop, noise = get_batch(run, it, micro)
         n_tokens += distributed.WORLD * x.numel()
-        n_loop = draw_loops(run.model, it, micro)   # one count per group
         with run.autocast:
-            _, part = run.model(x, y, n_loop=n_loop, noise_seed=noise_of(it, micro, run.dev))
+            _, part = run.model(x, y, n_loop=n_loop, noise_seed=noise)
         part = part / gradient_accumulation_steps
         part.backward()
         loss += part.detach()
@@ -193,11 +176,11 @@ def forward_backward(run, it):
 class Run:
     """A run as it is now."""
     model: torch.nn.Module      # a GPT
-    optimizers: dict            # by the name of their state in a checkpoint
     examples: object            # data.Text or tasks.Problems
     counts: list                # loop counts at which it is evaluated
     dev: str
     autocast: object            # a context in which matrix products have the knob dtype
+    optimizers: dict | None = None  # by the name of their state in a checkpoint
     done: int = 0               # iterations that the weights have seen
     best: tuple = (math.inf, 0)     # the lowest held-out loss, and the iteration of its weights
 
@@ -207,19 +190,14 @@ def main():
     checkpoint = where_to_start()
     # before the data: the file of the class may define their task, as zoo/maze.py does
     cls = class_of(model_class, named='model_class' in settings.given)
-    hints = get_type_hints(cls.Config)
-    for field in fields(GPTConfig):
-        del hints[field.name]
-    settings.add(hints)                 # what is left are fields of the class's own
+    take_fields(cls.Config, is_new=not checkpoint)
     with memory_explained(), distributed.processes(device, dtype) as (dev, autocast):
         vocab_size = checkpoint['model_args']['vocab_size'] if checkpoint else math.inf
-        examples = distributed.first_one_first(lambda: data.open_data(
-            dataset, checkpoint.get('tokenizer'), vocab_size))
+        examples = data.open_data(dataset, checkpoint.get('tokenizer'), vocab_size)
         examples.check_fits(block_size, batch_size)
-        if eval_only:
-            evaluate_only(cls, checkpoint, examples, dev, autocast)
-            return
-        complete = train_on(examples, cls, checkpoint, dev, autocast)
+        model = make_model(cls, checkpoint, examples).to(dev)
+        run = Run(model, examples, counts_of(model), dev, autocast)
+        complete = evaluate_only(run, checkpoint) if eval_only else train_on(run, checkpoint)
     if not complete:
         raise SystemExit(130)
 
@@ -230,61 +208,48 @@ def where_to_start():
     and --eval_only take those of the earlier run, and --init_from those of its model. What the user
     has set stays, with --resume only flags.
     """
+    given = settings.given.keys()
     if eval_only:
         checkpoint = read_checkpoint(init_from or out_dir)
-        inherit(checkpoint, checkpoint['config'] | checkpoint['model_args'], settings.given)
-        return checkpoint
-    if resume and os.path.exists(f'{out_dir}/ckpt.pt'):
+        earlier = checkpoint['config'] | checkpoint['model_args']
+        shape = checkpoint['model_args'].keys() - {'block_size'}
+        check(not shape & settings.flags, '--eval_only takes the model as it was trained: leave '
+              f"out {', '.join(shape & settings.flags)}")
+    elif resume and os.path.exists(f'{out_dir}/ckpt.pt'):
         checkpoint = read_checkpoint(out_dir)
         check('optimizers' in checkpoint, f'{out_dir}/ckpt.pt holds weights alone: start from it '
               'with --init_from, in another --out_dir')
-        inherit(checkpoint, checkpoint['config'], settings.flags)
-        return checkpoint
-    if resume:
-        say(f'no run in {out_dir}: starting one')
-        settings.take(dict(resume=False))
-    check_free(out_dir, overwrite)
-    if not init_from:
-        return {}
-    checkpoint = read_checkpoint(init_from)
-    inherit(checkpoint, checkpoint['model_args'], settings.given)
+        earlier = checkpoint['config']
+        given = settings.flags
+    else:
+        if resume:
+            say(f'no run in {out_dir}: starting one')
+            settings.take(dict(resume=False))
+        check_free(out_dir, overwrite)
+        if not init_from:
+            return {}
+        checkpoint = read_checkpoint(init_from)
+        earlier = checkpoint['model_args']
+    earlier = earlier | dict(model_class=checkpoint['model_class'])
+    kept = given | {'out_dir', 'resume', 'overwrite', 'init_from', 'eval_only'}
+    settings.take({name: earlier[name] for name in settings.knobs().keys() - kept
+                   if name in earlier})
     return checkpoint
 
 
-def inherit(checkpoint, knobs, given):
-    """Take over the knobs {name: value} of a checkpoint, but for those that are given."""
-    kept = given | {'out_dir', 'resume', 'overwrite', 'init_from', 'eval_only'}
-    knobs = knobs | dict(model_class=checkpoint['model_class'])
-    settings.take({name: knobs[name] for name in settings.knobs()
-                   if name in knobs and name not in kept})
-
-
-def train_on(examples, cls, checkpoint, dev, autocast):
-    """Train to the end -> True, or until a signal -> False."""
-    check(batch_size % distributed.WORLD == 0, f'batch_size = {batch_size} must be a multiple of '
-          f'the number of processes, {distributed.WORLD}')
-    model = make_model(cls, checkpoint, examples).to(dev)
-    optimizers = make_optimizers(model, optimizer, learning_rate, weight_decay)
-    run = Run(model, optimizers, examples, counts_of(model), dev, autocast)
-    if resume:
-        restore(run, checkpoint)
-    checkpoint.clear()                  # frees some GB if the model is large
-
-    with only_writer():
-        if distributed.RANK == 0 and overwrite and not run.done:
-            start_over(out_dir)
-        if distributed.RANK == 0 and examples.tokenizer_json:       # sample.py needs it there
-            examples.tokenizer_json.save(out_dir)
-        try:
-            with distributed.noting_signals():
-                complete = train(run)
-        except OSError:         # nobody reads the output any more: save what was learned
-            if run.done:
-                save(run, 'ckpt.pt')
-            raise
-        if complete:
-            finish(run)
-    return complete
+def take_fields(config, is_new):
+    """
+    What a class of one's own adds to GPTConfig are knobs, if the user has given them. Where it has
+    another default, a new model has that, unless the user has given the knob.
+    """
+    inherited = GPTConfig.__dataclass_fields__
+    hints = get_type_hints(config)
+    settings.add({name: hint for name, hint in hints.items() if name not in inherited})
+    free = settings.knobs().keys() - settings.given if is_new else ()
+    for field in fields(config):
+        if field.name in free and field is not inherited[field.name]:
+            has_value = field.default is not MISSING
+            settings.take({field.name: field.default if has_value else field.default_factory()})
 
 
 @contextmanager
@@ -299,19 +264,40 @@ def memory_explained():
                          'which trains alike, lower bptt_k, or train a smaller model') from error
 
 
-@contextmanager
-def only_writer():
-    """`with only_writer():` ValueError if another program trains into out_dir now."""
-    if distributed.RANK > 0:
-        yield
-        return
+def train_on(run, checkpoint):
+    """Train to the end -> True, or until a signal -> False."""
+    check(batch_size % distributed.WORLD == 0, f'batch_size = {batch_size} must be a multiple of '
+          f'the number of processes, {distributed.WORLD}')
+    run.optimizers = make_optimizers(run.model, optimizer, learning_rate, weight_decay)
+    if resume:
+        restore(run, checkpoint)
+    checkpoint.clear()                  # frees some GB if the model is large
+
     os.makedirs(out_dir, exist_ok=True)
-    try:
-        lock = FileLock(f'{out_dir}/.lock').acquire(timeout=0)
-    except Timeout:
-        raise ValueError(f'another training runs in {out_dir}: give another --out_dir') from None
-    with lock:
-        yield
+    is_first = distributed.RANK == 0
+    lock = FileLock(f'{out_dir}/.lock', timeout=0) if is_first else nullcontext()
+    with explain(f'another training runs in {out_dir}', 'give another --out_dir', Timeout), lock:
+        if is_first and overwrite and not run.done:
+            start_over(out_dir)
+        if is_first and run.examples.tokenizer_json:    # sample.py needs it there
+            run.examples.tokenizer_json.save(out_dir)
+        try:
+            with distributed.noting_signals():
+                complete = train(run)
+        except OSError:         # nobody reads the output any more: save what was learned
+            if run.done:
+                save(run, 'ckpt.pt')
+            raise
+        if complete:        # all weights are saved, so Ctrl-C may stop the last table
+            scores = evaluate(run)
+            evaluation.save_scores(scores, run.examples.is_task, out_dir)
+            say(f'{out_dir}: ckpt.pt, log.csv, loss.png, eval.csv; next: python sample.py '
+                f'--out_dir={out_dir}')
+            loss, it = run.best
+            if it < run.done:
+                say(f'{out_dir}/ckpt_best.pt has the lowest held-out loss, {loss:.4f} at iteration '
+                    f'{it}')
+    return complete
 
 
 def restore(run, checkpoint):
@@ -331,8 +317,8 @@ def restore(run, checkpoint):
         f'{lr_at(max_iters):.1e} at iteration {max_iters}')
 
 
-def save(run, name, with_optimizers=True):
-    """Write a checkpoint; with_optimizers: one that can be resumed."""
+def save(run, name):
+    """Write a checkpoint: ckpt.pt can be resumed, others hold weights alone."""
     if distributed.RANK > 0:
         return
     knobs = settings.knobs()
@@ -340,7 +326,7 @@ def save(run, name, with_optimizers=True):
     knobs['lr_decay_iters'] = lr_decay_iters or max_iters
     checkpoint = checkpoint_of(run.model, knobs, run.examples.tokenizer, run.examples.sha256,
                                run.done)
-    if with_optimizers:
+    if name == 'ckpt.pt':
         checkpoint['best'] = run.best
         checkpoint['optimizers'] = {name: opt.state_dict()['state']
                                     for name, opt in run.optimizers.items()}
@@ -357,23 +343,28 @@ def train(run):
     size = sum(p.numel() for p in run.model.parameters())
     say(f'{size / 1e6:.2f}M parameters, {n_layer} layers, groups {run.model.config.groups}, '
         f'{run.examples.description}, {distributed.WORLD} x {run.dev}')
-    log = Log(run)
+    log = Log(run) if distributed.RANK == 0 else None
     steps = []          # since the last row of the log: (seconds, tokens) of each
     run.model.train()
     for it in range(run.done, max_iters + 1):
         # the weights so far: ckpt_000000.pt has them as they are drawn
         if it in keep_iters:
-            save(run, f'ckpt_{it:06d}.pt', with_optimizers=False)
+            save(run, f'ckpt_{it:06d}.pt')
         if it % eval_interval == 0 or it == max_iters:
             if it or not max_iters:     # nothing is lost before the first step
                 save(run, 'ckpt.pt')    # first, so that a kill does not cost what was learned
-            row, loss = evaluate(run, it)
-            log.add(row)
+            scores = evaluate(run, eval_windows)
+            loss = min(score.loss for score in scores.values())
             if loss < run.best[0]:
                 run.best = (loss, it)
-                save(run, 'ckpt_best.pt', with_optimizers=False)
-            if distributed.RANK == 0:
+                save(run, 'ckpt_best.pt')
+            if log:
                 from common import plots  # here, since matplotlib takes a second to import
+                row = dict(iter=it)
+                for n_loop, score in scores.items():
+                    row[f'val_loss_{n_loop}'] = f'{score.loss:.5f}'
+                    row[f'val_acc_{n_loop}'] = f'{score.accuracy:.5f}'
+                log.add(row)
                 plots.losses(log.rows, run.counts, f'{out_dir}/loss.png')
         if it == max_iters:
             break
@@ -413,21 +404,11 @@ def report(log, it, loss, norm, n_loop, steps):
     dt = seconds / len(steps)
     speed = n_tokens / seconds
     loops = '/'.join(map(str, n_loop))
-    log.add(dict(iter=it, loss=f'{loss:.5f}', lr=f'{lr_at(it):.3e}', grad_norm=f'{norm:.4f}',
-                 loops=loops, dt_ms=f'{1e3 * dt:.1f}', tokens_per_s=f'{speed:.0f}'))
+    if log:
+        log.add(dict(iter=it, loss=f'{loss:.5f}', lr=f'{lr_at(it):.3e}', grad_norm=f'{norm:.4f}',
+                     loops=loops, dt_ms=f'{1e3 * dt:.1f}', tokens_per_s=f'{speed:.0f}'))
     say(f'iter {it}: loss {loss:.3f}, loops {loops or "none"}, {1e3 * dt:.0f} ms, '
         f'{speed / 1e3:.1f}k tok/s, {(max_iters - it - 1) * dt:.0f} s left')
-
-
-def finish(run):
-    """The table of all held-out windows. All weights are saved, so Ctrl-C may stop it."""
-    scores = evaluate_all(run, None)
-    evaluation.save_scores(scores, run.examples.is_task, out_dir)
-    say(f'{out_dir}: ckpt.pt, log.csv, loss.png, eval.csv; next: python sample.py '
-        f'--out_dir={out_dir}')
-    loss, it = run.best
-    if it < run.done:
-        say(f'{out_dir}/ckpt_best.pt has the lowest held-out loss, {loss:.4f} at iteration {it}')
 
 
 # log and evaluation -------------------------------------------------------------------------------
@@ -437,110 +418,74 @@ class Log:
 
     def __init__(self, run):
         self.path = f'{out_dir}/log.csv'
-        self.rows = rows_before(run.done, self.path)
+        self.rows = []
+        try:
+            if run.done and os.path.exists(self.path):
+                # a kill may have cut the last row, and its values are None then
+                self.rows = [row for row in read_csv(self.path)
+                             if int(row['iter']) < run.done and None not in row.values()]
+        except (csv.Error, KeyError, TypeError, ValueError):        # somebody has edited it
+            aside = f'{out_dir}/log_before_{run.done}.csv'
+            os.replace(self.path, aside)
+            say(f'cannot read {self.path}: it is {aside} now, and a new log begins')
         self.columns = ['iter', 'loss', 'lr', 'grad_norm', 'loops', 'dt_ms', 'tokens_per_s']
         for n_loop in run.counts:
             self.columns.append(f'val_loss_{n_loop}')
             if run.examples.is_task:
                 self.columns.append(f'val_acc_{n_loop}')
-        self.columns += ['token_corr', 'state_use']
         for row in self.rows[:1]:       # its eval_loops may have been others
-            self.columns = list(dict.fromkeys([*self.columns, *row]))
+            self.columns += row.keys() - self.columns
         self.rows = [dict.fromkeys(self.columns, '') | row for row in self.rows]
-        if distributed.RANK == 0:
-            write_csv(self.rows, self.path, self.columns)
+        write_csv(self.rows, self.path, self.columns)
 
     def add(self, row):
-        self.rows.append(dict.fromkeys(self.columns, '') | row)
-        if distributed.RANK == 0:
-            with open(self.path, 'a', newline='', encoding='utf-8') as f:
-                csv.DictWriter(f, self.columns).writerow(row)
+        self.rows.append({name: row.get(name, '') for name in self.columns})
+        with open(self.path, 'a', newline='', encoding='utf-8') as f:
+            csv.DictWriter(f, self.columns).writerow(self.rows[-1])
 
 
-def rows_before(done, path):
-    """The rows of a log before iteration `done`; one that cannot be read is set aside."""
-    if not done or not os.path.exists(path) or distributed.RANK > 0:
-        return []
-    try:        # a kill may have cut the last row, and its values are None then
-        return [row for row in read_csv(path)
-                if int(row['iter']) < done and None not in row.values()]
-    except (csv.Error, KeyError, TypeError, ValueError):        # somebody has edited it
-        aside = f'{out_dir}/log_before_{done}.csv'
-        os.replace(path, aside)
-        say(f'cannot read {path}: it is {aside} now, and a new log begins')
-        return []
-
-
-def evaluate(run, it):
-    """Evaluate on eval_windows -> a row of the log, and the lowest of its losses."""
-    scores = evaluate_all(run, eval_windows)
-    row = dict(iter=it)
-    for n_loop, score in scores.items():
-        row[f'val_loss_{n_loop}'] = f'{score.loss:.5f}'
-        if run.examples.is_task:
-            row[f'val_acc_{n_loop}'] = f'{score.accuracy:.5f}'
-
-    # the health of the states; while the learning rate warms up, bad values mean nothing
-    n_for_health = min(8, run.examples.n_held_out(block_size))
-    idx, _ = run.examples.held_out(range(n_for_health), block_size)
-    with evaluating(run.model):
-        values = evaluation.health(run.model, idx.to(run.dev), run.autocast)
-    if it >= warmup_iters:
-        evaluation.warn_of_collapse(values, run.model.config.groups)
-    row['token_corr'] = '/'.join(f'{token_corr:.3f}' for token_corr, _ in values)
-    row['state_use'] = '/'.join(f'{state_use:.3f}' for _, state_use in values)
-    return row, min(score.loss for score in scores.values())
-
-
-def evaluate_all(run, n_windows):
-    """Evaluate at all of eval_loops, on n_windows, None = all -> {n_loop: Score}; print them."""
-    all_windows = run.examples.n_held_out(block_size)
-    n_windows = min(n_windows or all_windows, all_windows)
+def evaluate(run, n_windows=None):
+    """Evaluate at all loop counts, on n_windows, None = all -> {n_loop: Score}; print them."""
+    n_all = run.examples.n_held_out(block_size)
+    n_windows = min(n_windows or n_all, n_all)
     say(f'iter {run.done}: {n_windows:,} held-out windows of {block_size} tokens')
-    with evaluating(run.model):
+    run.model.eval()
+    with torch.compiler.set_stance('force_eager'):      # shapes are not those of training
         scores = {n_loop: evaluation.evaluate(run.model, run.examples, n_windows, n_loop, run.dev,
                                               run.autocast) for n_loop in run.counts}
-    evaluation.print_scores(scores, run.examples.is_task)
+    run.model.train()
+    for n_loop, score in scores.items():
+        line = f'{n_loop:5d} {"loop " if n_loop == 1 else "loops"} loss {score.loss:.4f}'
+        if run.examples.is_task:
+            line += (f', {100 * score.accuracy:.2f}% of the labels right, {100 * score.solved:.2f}%'
+                     ' of the problems')
+        say(line)
     return scores
 
 
 def counts_of(model):
     """The loop counts of an evaluation, from the knob eval_loops. ValueError for a bad one."""
-    check(eval_loops != [], 'eval_loops is empty: leave it out')
-    counts = eval_loops or [1, 2, 4, 8]
-    if eval_loops is None and model.config.loop_draw == 'fixed':
-        counts = model.draw_loops()[:1]
+    counts = eval_loops
     if not model.groups:
         counts = [1]
+    elif counts is None:
+        counts = model.draw_loops()[:1] if model.config.loop_draw == 'fixed' else [1, 2, 4, 8]
+    check(counts, 'eval_loops is empty: leave it out')
     for n_loop in counts:
         model.loop_counts(n_loop)       # ValueError for a count that no model takes
     return counts
 
 
-@contextmanager
-def evaluating(model):
-    """In this context a model is in evaluation, without the compiler: shapes are not training's."""
-    model.eval()
-    with torch.compiler.set_stance('force_eager'):
-        yield
-    model.train()
-
-
-def evaluate_only(cls, checkpoint, examples, dev, autocast):
+def evaluate_only(run, checkpoint):
     """--eval_only: the table of a checkpoint, on all held-out windows unless --eval_windows."""
-    shape = {field.name for field in fields(cls.Config)} - {'block_size'}
-    fixed = sorted(shape & settings.flags)
-    check(not fixed, '--eval_only takes the model as it was trained: leave out '
-          f"{', '.join(fixed)}")
-    model = load_model(checkpoint, length=block_size, cls=cls).to(dev)
-    done = checkpoint['iter_num']
-    run = Run(model, {}, examples, counts_of(model), dev, autocast, done)
-    scores = evaluate_all(run, eval_windows if 'eval_windows' in settings.given else None)
+    run.done = checkpoint['iter_num']
+    scores = evaluate(run, eval_windows if 'eval_windows' in settings.given else None)
     results = folder_of_results(checkpoint['folder'])
-    suffix = f"_{checkpoint['file']}-{done}_{dataset}_{block_size}"
+    suffix = f"_{checkpoint['file']}-{run.done}_{dataset}_{block_size}"
     suffix = suffix.replace(':', '-').replace('=', '-')
-    evaluation.save_scores(scores, examples.is_task, results, suffix, keep=True)
+    evaluation.save_scores(scores, run.examples.is_task, results, suffix, keep=True)
     say(f'{results}/eval{suffix}.csv')
+    return True
 
 
 if __name__ == '__main__':

@@ -12,5 +12,5 @@ way up: checkpoint.class_of imports the class that a checkpoint or a knob names,
     checkpoint      what a ckpt.pt holds; the folder of a run
     distributed     the device; several processes, and the signals that stop them
     optim           AdamW and Muon
-    evaluation      held-out losses, and the health of the states
+    evaluation      held-out losses
 """

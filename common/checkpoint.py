@@ -4,8 +4,7 @@ The folder of a run: its checkpoints, and whether it is free.
     out_dir/ckpt.pt         the last one        out_dir/ckpt_ITER.pt    weights kept
     out_dir/ckpt_best.pt    the weights with the lowest held-out loss
 
-A checkpoint is a dict of tensors and plain values. It is written whole or not at all. A file with
-code in it is refused, and the code does not run.
+A checkpoint is a dict of tensors and plain values, written whole or not at all.
 
     model         state_dict                    model_args    its Config's arguments
     model_class   its class, 'model:GPT'        config        every knob
@@ -21,13 +20,13 @@ import sys
 from dataclasses import asdict
 from glob import escape, glob
 from importlib import import_module
-from typing import NamedTuple
+from pathlib import Path
 
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from common.configurator import plain
-from common.errors import check, explain
+from common.errors import OWN_FILE, check, explain
 from common.files import ROOT, new_file
 
 
@@ -62,33 +61,27 @@ def read_checkpoint(path):
         path = os.path.join(path, 'ckpt.pt')
     check(os.path.exists(path), f"no checkpoint at '{path}': check the path, or train one first "
           'with python train.py --out_dir=...')
-    try:
-        checkpoint = torch.load(path, map_location='cpu', weights_only=True)
-    except Exception:       # whose words would advise to run the code in the file
-        checkpoint = None
-        with explain(f"'{path}' is not a whole checkpoint", 'restore it, or use another'):
-            objects = get_unsafe_globals_in_checkpoint(path)
-        check(not objects, f"'{path}' holds {', '.join(objects)} besides tensors and plain values: "
-              'such objects may run code, so none is read. If you trust the file, read it by '
-              'torch.load with weights_only=False, and save it without them')
+    with explain(f"'{path}' is not a whole checkpoint", 'restore it, or use another'):
+        objects = get_unsafe_globals_in_checkpoint(path)
+        # torch's own words would advise to run the code in the file
+        checkpoint = None if objects else torch.load(path, map_location='cpu', weights_only=True)
+    check(not objects, f"'{path}' holds {', '.join(objects)} besides tensors and plain values: "
+          'they may run code, so none is read. If you trust the file, read it by torch.load with '
+          'weights_only=False, and save it without them')
     check(isinstance(checkpoint, dict) and {'model', 'model_args', 'config'} <= checkpoint.keys(),
           f"'{path}' is not a checkpoint of this program: use another")
     folder, file = os.path.split(path)
-    checkpoint['folder'] = folder or '.'            # of tokenizer.json
-    checkpoint['file'] = file.removesuffix('.pt')
-    return checkpoint
+    return checkpoint | dict(folder=folder or '.', file=file.removesuffix('.pt'))
 
 
 def class_of(name, named=False):
     """
-    'MODULE:CLASS' -> the class, a GPT. Importing a file runs it, so a class outside model.py and
-    zoo/ is refused unless its file is loaded already, as each file on the command line is, or the
-    user has named the class.
+    'MODULE:CLASS' -> the class, a GPT. Importing a file runs it, so one outside model.py and zoo/
+    is refused unless it is loaded already, or `named` by the user.
     """
     module, _, attribute = name.partition(':')
     check(named or module == 'model' or module.startswith('zoo.') or module in sys.modules,
-          f'the class of the model is {name}, which is not loaded: import {module} first, or on '
-          f'a command line write {module.replace(".", os.sep)}.py before the flags')
+          f'the class of the model is {name}, which is not loaded: {OWN_FILE}')
     with explain(f"cannot import the model class '{name}'",
                  'write MODULE:CLASS, a subclass of model.GPT such as zoo.ouro:Ouro'):
         cls = getattr(import_module(module), attribute)
@@ -96,54 +89,39 @@ def class_of(name, named=False):
     return cls
 
 
-def load_model(checkpoint, length=None, damping=None, cls=None):
+def load_checkpoint(path, dev='cpu', length=None, damping=None, cls=None):
     """
-    The model of a checkpoint, float32, on the CPU and in evaluation.
+    A checkpoint -> its model, float32 and in evaluation, and what else it holds.
 
-    length: another block_size, in tokens, for a model whose positions are not learned. damping:
-    another than the run's, see loops.RecurrentGroup. cls: another class than the run's.
+    length: another block_size, for a model whose positions are not learned. damping, cls: others
+    than the run's.
     """
+    checkpoint = read_checkpoint(path)
     cls = cls or class_of(checkpoint['model_class'])
     args = checkpoint['model_args']
     if args.get('pos') == 'learned':
         check(length in (None, args['block_size']), f"this model has learned {args['block_size']} "
               f'positions, and cannot read {length} tokens at a time: leave out the length')
-    changes = {}
-    if length is not None:
-        changes['block_size'] = length
-    if damping is not None:
-        changes['damping'] = damping
-    with explain('the checkpoint does not fit this model', 'leave out what you changed, or train '
-                 'again', (RuntimeError, TypeError, ValueError)):
-        config = cls.Config(**args | changes)
+    changes = dict(block_size=length, damping=damping)
+    args = args | {name: value for name, value in changes.items() if value is not None}
+    with explain('the checkpoint does not fit this model', 'leave out what you changed; '
+                 + OWN_FILE, (RuntimeError, TypeError, ValueError)):
+        config = cls.Config(**args)
         with torch.device('meta'):      # shapes alone: the weights are those that were read
             model = cls(config)
         model.load_state_dict(checkpoint['model'], assign=True)
     model.tie()
     # as loaded: data.held_out_windows reads block_size here; and with fields newer than the file
     checkpoint['model_args'] = asdict(config)
-    return model.float().eval()
-
-
-def load_checkpoint(path, dev='cpu', **changes):
-    """A checkpoint -> its model, and what else it holds. changes: see load_model."""
-    checkpoint = read_checkpoint(path)
-    return load_model(checkpoint, **changes).to(dev), checkpoint
-
-
-class OpenRun(NamedTuple):
-    """A run to look at."""
-    model: torch.nn.Module      # in evaluation, float32
-    checkpoint: dict            # what else its ckpt.pt holds
-    folder: str                 # where ckpt.pt stands
-    results: str                # where results are written, see folder_of_results
+    return model.float().eval().to(dev), checkpoint
 
 
 def open_run(out_dir=None, dev='cpu', **changes):
     """
-    The run in out_dir. None = out/ if that holds a ckpt.pt, and pretrained/text otherwise. changes:
-    see load_model. The rows of its exits.json hang on the model, those in the folder of results
-    first; none if its damping is changed, for which they do not hold.
+    The run in out_dir -> its model, what else its ckpt.pt holds, the folder of that file, and where
+    results are written. None = out/ if that holds a ckpt.pt, and pretrained/text otherwise.
+    changes: see load_checkpoint. The rows of exits.json hang on the model, those in the folder of
+    results first; they do not hold for another damping.
     """
     if out_dir is None:
         out_dir = 'out' if os.path.exists('out/ckpt.pt') else 'pretrained/text'
@@ -153,38 +131,35 @@ def open_run(out_dir=None, dev='cpu', **changes):
     if changes.get('damping') is None:
         model.exit_rows = [row for place in dict.fromkeys((results, folder))
                            for row in stored_exits(place)]
-    return OpenRun(model, checkpoint, folder, results)
+    return model, checkpoint, folder, results
 
 
 def folder_of_results(folder):
     """Where its results go: into the folder, but of pretrained/NAME into out/pretrained-NAME."""
-    above, name = os.path.split(os.path.realpath(folder))
-    if os.path.basename(above) == 'pretrained':
-        return os.path.join('out', f'pretrained-{name}')
+    above, name = os.path.split(os.path.abspath(folder))
+    project, above = os.path.split(above)
+    if above == 'pretrained':
+        return os.path.join(project, 'out', f'pretrained-{name}')
     return folder
 
 
 def stored_exits(folder):
     """
     The rows of folder/exits.json, at most one for each rule and cache; [] if there is no file.
-    ValueError if it is damaged. bench.py --calibrate and pretrained/make.py write them:
+    ValueError if it is damaged. bench.py --calibrate and pretrained/make.py write:
 
         rule, cache, tau    the threshold is taken whether tokens wake or not
         cost                nats per token above the full budget; on a task wrong answers
         wake                was it found with tokens that wake?
         how                 and by what evidence?
     """
-    path = os.path.join(folder, 'exits.json')
-    if not os.path.exists(path):
+    path = Path(folder, 'exits.json')
+    if not path.exists():
         return []
-    try:
-        with open(path, encoding='utf-8') as f:
-            rows = json.load(f)['exits']
+    with explain(f"'{path}' is damaged", 'delete it'):
+        rows = json.loads(path.read_text(encoding='utf-8'))['exits']
         for row in rows:
             row['rule'], row['cache'], float(row['tau'])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"'{path}' is damaged ({type(error).__name__}: {error}): delete it"
-                         ) from error
     return rows
 
 

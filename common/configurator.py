@@ -8,17 +8,14 @@ with
         configure(globals())
         run(main)                       # see errors.py
 
-train.py calls configure right behind its knobs, so that they are set when the rest is defined.
-
 Config files (Python files that bind knobs, and may read them) and flags apply in the order given:
 
     python train.py config/groups.py --batch_size=32 --seed 1 --compile
 
 A knob takes values of its default's type or of its annotation: `n_loop: int | list | None = None`,
-`pos: Literal['learned', 'rotary'] = 'learned'`, `batch_size: Count = 16`. An unknown name in a
-config file is an error for train.py; other scripts leave it out, so that a config file for train.py
-works with every script. A config file is run as a module, which may define a class and add to the
-project's tables (INJECTIONS, EXITS, TASKS). `--help` prints every knob with its comment.
+`pos: Literal['learned', 'rotary'] = 'learned'`, `batch_size: Count = 16`. A config file is run as a
+module, which may define a class and add to the project's tables (INJECTIONS, EXITS, TASKS). A name
+in it that is no knob is an error for train.py alone, so that each script takes its config files.
 """
 import ast
 import inspect
@@ -32,7 +29,7 @@ from pathlib import Path
 from types import ModuleType, NoneType
 from typing import Annotated, Literal, get_args, get_origin
 
-from common.errors import check, did_you_mean, run
+from common.errors import OWN_FILE, check, did_you_mean, explain, run
 
 # types of knobs with a range: what the range is called, and its test
 Count = Annotated[int, 'at least 1', lambda value: value >= 1]
@@ -40,6 +37,7 @@ Natural = Annotated[int, 'at least 0', lambda value: value >= 0]
 Positive = Annotated[float, 'positive and finite', lambda value: 0 < value < math.inf]
 NotNegative = Annotated[float, 'at least 0 and finite', lambda value: 0 <= value < math.inf]
 
+FLAG = 'the command line'
 PATHS = 'path', 'dir', 'from', 'tokenizer'      # how the names of knobs for paths end
 
 
@@ -52,9 +50,9 @@ def knobs_of(script):
 
 def configure(script, positional=None, keep_unknown=False):
     """
-    Set the knobs among a script's globals from the command line, and return its Settings.
+    Set the knobs among a script's globals() from the command line, if it is run and not imported,
+    and return its Settings.
 
-    script: its globals(). If it is imported and not run, its knobs keep their defaults.
     positional: the knob that is set by the first bare argument that is not a .py file.
     keep_unknown: unknown names wait for Settings.add. Otherwise an unknown flag is an error.
     """
@@ -69,9 +67,8 @@ class Settings:
     """
     Who has set the knobs of a script. Their values are its globals, and nowhere else.
 
-        given       the names of those that flags and config files have set
-        flags       of those that flags have set
-        unknown     {name: text of a flag, or value in a config file} of names that no knob has
+        given       {name: by whom}, FLAG or the path of a config file
+        unknown     {name: value} of given names that no knob has; the value of a flag is its text
     """
 
     def __init__(self, script, keep_unknown=False):
@@ -82,9 +79,13 @@ class Settings:
         # from Python 3.14 on a module's globals do not hold its annotations
         self.annotations |= (script.get('__annotations__')
                              or inspect.get_annotations(sys.modules['__main__']))
-        self.given = set()
-        self.flags = set()
+        self.given = {}
         self.unknown = {}
+
+    @property
+    def flags(self):
+        """The names of those that flags have set."""
+        return {key for key, by in self.given.items() if by == FLAG}
 
     def knobs(self):
         """{name: value} of all knobs as they are now."""
@@ -99,38 +100,38 @@ class Settings:
             if arg in ('--help', '-h'):
                 self.show_help()
                 raise SystemExit(0)
-            if arg.endswith('.py') and not arg.startswith('--'):
-                self.read_file(arg)
-            elif arg.startswith('--'):
+            if arg.startswith('--'):
                 self.read_flag(arg, args)
+            elif arg.endswith('.py'):
+                self.read_file(arg)
             else:
                 check(positional, f"'{arg}' is neither a --key=value flag nor a config file (.py)")
                 self.read_flag(f'--{positional}={arg}', args)
                 positional = None
-        self.before = self.knobs()
 
     def read_flag(self, arg, following):
         """Set a knob from --key=value, --key value (taken from the next arguments), or --key."""
         key, equals, text = arg[2:].partition('=')
-        is_known = key in self.before
-        check(is_known or self.keep_unknown,
+        check(key in self.before or self.keep_unknown,
               f'unknown flag --{key}{did_you_mean(key, self.before)} (--help lists all)')
-        is_last = not following or following[0].startswith('--')
-        # an unknown one may be a bool
-        if not equals and (bool in kinds_of(self.annotations[key]) if is_known else is_last):
-            text = 'True'
-        elif not equals:
-            check(not is_last, f'--{key} needs a value')
-            text = following.pop(0)
+        if not equals:
+            is_last = not following or following[0].startswith('--')
+            # an unknown one may be a bool
+            kinds = kinds_of(self.annotations.get(key, bool if is_last else str))
+            check(bool in kinds or not is_last, f'--{key} needs a value')
+            text = 'True' if bool in kinds else following.pop(0)
         check(text, f'--{key} is empty: leave it out (is a variable of your shell unset?)')
         if text.startswith('~') and key.endswith(PATHS):
             text = os.path.expanduser(text)
-        self.given.add(key)
-        self.flags.add(key)
-        if is_known:
-            self.script[key] = parse(key, text, self.annotations[key])
+        self.give(key, text, FLAG)
+
+    def give(self, key, value, by):
+        """Set a knob, or keep the value of an unknown one."""
+        if key in self.before:
+            self.take({key: convert(key, value, self.annotations[key])})
         else:
-            self.unknown[key] = text
+            self.unknown[key] = value
+        self.given[key] = by
 
     def read_file(self, path):
         """Run a config file as a module that has the knobs, and set those that it changes."""
@@ -144,23 +145,18 @@ class Settings:
         knobs = self.knobs()
         names = vars(module)
         names |= knobs
-        try:
+        with explain(f"config file '{path}' failed", 'TRACEBACK=1 in the environment shows where'):
             source = Path(path).read_text(encoding='utf-8-sig')
             exec(compile(source, path, 'exec'), names)
             symbols = symtable.symtable(source, path, 'exec').get_symbols()
-        except Exception as error:
-            raise ValueError(f"config file '{path}' failed: {type(error).__name__}: {error}"
-                             ) from error
         assigned = {symbol.get_name() for symbol in symbols if symbol.is_assigned()}
         # one that is set to its default is given, too
         given = [key for key in knobs if key in assigned or names.get(key) is not knobs[key]]
-        for key in given:
-            self.script[key] = convert(key, names.get(key), self.annotations[key])
-        self.given.update(given)
-        if self.keep_unknown:
-            self.unknown |= {key: value for key, value in knobs_of(names).items()
-                             if key not in knobs}
-        if given and any(symbol.is_namespace() for symbol in symbols):      # def or class
+        unknown = knobs_of(names).keys() - knobs if self.keep_unknown else ()
+        for key in (*given, *unknown):
+            self.give(key, names.get(key), path)
+        # with a def, a class or an import it is more than settings
+        if given and any(symbol.is_namespace() or symbol.is_imported() for symbol in symbols):
             print(f"{path} sets {', '.join(given)}: if you do not mean the knob, write a constant "
                   'of your own in capitals', file=sys.stderr)
 
@@ -171,11 +167,11 @@ class Settings:
         """
         for key, value in self.unknown.items():
             hint = did_you_mean(key, [*self.before, *annotations])
-            check(key in annotations, f'unknown knob {key}{hint} (--help lists all)')
+            check(key in annotations, f'{self.given[key]}: unknown knob {key}{hint} (--help lists '
+                  'all; a field of another class needs --model_class, and a constant of your own '
+                  'is written in capitals)')
             self.annotations[key] = annotations[key]
-            read = parse if isinstance(value, str) else convert
-            self.take({key: read(key, value, annotations[key])})
-            self.given.add(key)
+            self.take({key: convert(key, value, annotations[key])})
         self.unknown = {}
 
     def take(self, values):
@@ -187,9 +183,7 @@ class Settings:
         """Knobs that a notebook has set as attributes of the module count as flags."""
         for key, value in self.knobs().items():
             if value is not self.before[key]:
-                self.script[key] = convert(key, value, self.annotations[key])
-                self.given.add(key)
-                self.flags.add(key)
+                self.give(key, value, FLAG)
 
     def show_help(self):
         """Print the script's docstring, then every knob with its value and its comment."""
@@ -217,17 +211,18 @@ def build(call, table, what):
     """
     name, _, text = call.partition(':')
     check(name in table, f"unknown {what} '{name}'{did_you_mean(name, table)} "
-          f"(there are {', '.join(table)})")
+          f"(there are {', '.join(table)}; {OWN_FILE})")
     arguments = inspect.signature(table[name], eval_str=True).parameters
     values = {}
     for part in re.split(r',(?=\w+=)', text) if text else []:       # a list may have commas
         key, _, value = part.partition('=')
+        known = ', '.join(arguments) or 'nothing'
         check(key in arguments, f"the {what} {name} has no '{key}'{did_you_mean(key, arguments)} "
-              f"(it takes {', '.join(arguments) or 'no arguments'})")
+              f'(it takes {known}; arguments are the fields of a @dataclass)')
         annotation, default = arguments[key].annotation, arguments[key].default
         if annotation is inspect.Parameter.empty:
             annotation = type(default)
-        values[key] = parse(f'{key} of the {what} {name}', value, annotation)
+        values[key] = convert(f'{key} of the {what} {name}', value, annotation)
     for key, argument in arguments.items():
         check(key in values or argument.default is not inspect.Parameter.empty,
               f'the {what} {name} needs {key}: write {name}:{key}=...')
@@ -246,20 +241,6 @@ def kinds_of(annotation):
     return [kind for part in parts for kind in kinds_of(part)] if parts else [annotation]
 
 
-def parse(key, text, annotation):
-    """The value of a flag's text: a Python literal if the knob takes its type, or the text."""
-    kinds = kinds_of(annotation)
-    try:
-        value = float(text) if text == 'inf' else ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        value = text
-    if type(value) is int and float in kinds and int not in kinds:
-        value = float(value)
-    if str in kinds and (isinstance(value, str) or type(value) not in kinds):   # --name=12
-        value = text
-    return convert(key, value, annotation)
-
-
 def plain(value):
     """A value without types of numpy and torch, which a checkpoint could not hold."""
     if hasattr(value, 'tolist'):
@@ -272,13 +253,24 @@ def plain(value):
 
 
 def convert(key, value, annotation):
-    """A value as the knob `key` takes it: an int for a float, a tuple for a list. Or ValueError."""
+    """
+    A value as the knob `key` takes it, or ValueError: an int for a float, a tuple for a list; in
+    place of a text, the value that it writes in Python, unless the knob takes a text.
+    """
     kinds = kinds_of(annotation)
+    text = value if isinstance(value, str) else None
     value = plain(value)
+    try:
+        if text:
+            value = float(text) if text == 'inf' else ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        pass
     if type(value) is int and float in kinds and int not in kinds:
         value = float(value)
     if isinstance(value, tuple) and list in kinds:
         value = list(value)
+    if text and str in kinds and (isinstance(value, str) or type(value) not in kinds):
+        value = text                    # --name=12
     choices = [kind for kind in kinds if isinstance(kind, str)]
     types = [kind for kind in kinds if not isinstance(kind, str)]
     wanted = choices + ['None' if kind is NoneType else kind.__name__ for kind in types]

@@ -1,9 +1,9 @@
 """
 The device, the processes of a training run, and the signals that stop it.
 
-One process, or several that torchrun has started. Every process draws the same random numbers and
-takes its own rows of the batch, so the number of processes changes rounding alone. There is one
-exception: where rows have different numbers of labels, each process's mean counts the same.
+torchrun starts several processes. All draw the same random numbers, and each takes its own rows of
+the batch, so their number changes rounding alone. There is one exception: where rows have different
+numbers of labels, each process's mean counts the same.
 
     RANK, WORLD    this process's number; how many there are
     stop_signals   the signals that have asked this process to stop
@@ -15,6 +15,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from common.errors import check, explain
 
@@ -41,9 +42,9 @@ def pick_device(device='auto', dtype='auto'):
 @contextmanager
 def processes(device, dtype):
     """
-    `with processes(device, dtype) as (dev, autocast):` what pick_device returns, and in this block
-    the processes are connected if torchrun has started several: each takes a card, or all share
-    the CPU. At the end of the block they wait for one another.
+    `with processes(device, dtype) as (dev, autocast):` what pick_device returns. In this block the
+    processes are connected: each takes a card, or all share the CPU. At its end they wait for one
+    another.
     """
     check(STARTED or not {'RANK', 'WORLD_SIZE'} & os.environ.keys(), 'RANK or WORLD_SIZE is set, '
           f"but not all of {', '.join(BY_TORCHRUN)}: start with torchrun, or unset them")
@@ -75,30 +76,16 @@ def add_up(tensor):
 
 
 def average(tensors):
-    """Replace each tensor by its mean over all processes."""
+    """Replace each tensor by its mean over all processes, at once."""
     if WORLD > 1:
-        whole = torch.cat([tensor.flatten() for tensor in tensors])
-        means = add_up(whole).div_(WORLD).split([tensor.numel() for tensor in tensors])
-        for tensor, mean in zip(tensors, means):
-            tensor.copy_(mean.view_as(tensor))
-
-
-def first_one_first(work):
-    """work() in the first process, and then in the others, which find the files that it made."""
-    if RANK > 0:
-        dist.barrier()
-    done = work()
-    if WORLD > 1 and RANK == 0:
-        dist.barrier()
-    return done
+        vector_to_parameters(add_up(parameters_to_vector(tensors)).div_(WORLD), tensors)
 
 
 @contextmanager
 def noting_signals():
     """
-    `with noting_signals():` Ctrl-C, SIGTERM and SIGHUP are noted in stop_signals and do nothing
-    else. A second signal of the same kind does what it does without this context. A signal that was
-    ignored stays so: nohup protects a run from SIGHUP.
+    `with noting_signals():` the first Ctrl-C, SIGTERM or SIGHUP is noted in stop_signals and does
+    nothing else. One that was ignored stays so: nohup protects a run from SIGHUP.
     """
     before = {}         # {number of a signal: its handler}
     stop_signals.clear()

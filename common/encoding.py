@@ -21,7 +21,7 @@ from pathlib import Path
 
 import tiktoken
 
-from common.errors import check, explain
+from common.errors import OWN_FILE, check, explain
 from common.files import new_file
 
 EOT = '<|endoftext|>'
@@ -48,8 +48,8 @@ def open_text_encoding(name, folder=None):
         check(encoding.name == name or not name.startswith(STORED),
               f"'{path}' is not the tokenizer that belongs here (its sha256 differs): restore it")
         return encoding
-    with explain(f"cannot load the tokenizer '{name}'", 'bytes needs no network; if it is a task, '
-                 'name its file behind the script'):
+    check(':' not in name, f"no task has the words '{name}': {OWN_FILE}")
+    with explain(f"cannot load the tokenizer '{name}'", 'bytes needs no network'):
         return OfTiktoken(tiktoken.get_encoding(name))
 
 

@@ -12,6 +12,9 @@ import sys
 import traceback
 from contextlib import contextmanager
 
+# advice for a name that no table has
+OWN_FILE = 'a part of your own is known once its file is imported, or named behind the script'
+
 
 def check(good, message):
     """Go on if `good` is true, and raise a ValueError with this message if it is not."""

@@ -1,7 +1,5 @@
 """
-Held-out losses, on a task by depth, and the health of a model's states.
-
-Losses are nats per token. Geiping App. C.3: the two collapses of the state.
+Held-out losses, on a task by depth. Losses are nats per token.
 
     examples    a data set or a task: data.Text or tasks.Problems
     scores      {n_loop: Score}
@@ -15,7 +13,6 @@ import torch
 from torch.nn import functional as F
 
 from common import distributed
-from common.distributed import say
 from common.errors import check
 from common.files import read_csv, write_csv
 
@@ -25,23 +22,10 @@ class Score(NamedTuple):
     How well a model predicts held-out labels. A text has one depth, 0. A problem of a task is a
     window, and it is solved if all of its labels are right.
     """
+    loss: float                 # nats per label
+    accuracy: float             # the share of the labels that the model finds most likely
+    solved: float               # the share of the problems that are wholly right
     by_depth: torch.Tensor      # (3, depths): labels, how many of them are right, their nats
-    problems: torch.Tensor      # (2,): windows with labels, how many of them are solved
-
-    @property
-    def loss(self):
-        """Nats per label."""
-        return (self.by_depth[2].sum() / self.by_depth[0].sum()).item()
-
-    @property
-    def accuracy(self):
-        """The share of the labels that the model finds most likely."""
-        return (self.by_depth[1].sum() / self.by_depth[0].sum()).item()
-
-    @property
-    def solved(self):
-        """The share of the problems that are wholly right."""
-        return (self.problems[1] / self.problems[0]).item()
 
 
 @torch.no_grad()
@@ -56,7 +40,7 @@ def evaluate(model, examples, n_windows, n_loop, dev='cpu', autocast=nullcontext
     if examples.is_task:
         depths = torch.from_numpy(examples.depths(T)).long()
     by_depth = torch.zeros(3, int(depths.max()) + 1, dtype=torch.float64)
-    problems = torch.zeros(2, dtype=torch.float64)
+    problems = torch.zeros(2, dtype=torch.float64)      # with labels, solved
     at_once = windows_at_once(model.config)
     for start in range(0, len(numbers), at_once):
         batch = numbers[start:start + at_once]
@@ -74,7 +58,9 @@ def evaluate(model, examples, n_windows, n_loop, dev='cpu', autocast=nullcontext
         wrong[labelled] = ~right.cpu()
         has_labels = labelled.any(dim=1)
         problems += torch.stack((has_labels.sum(), (has_labels & ~wrong.any(dim=1)).sum()))
-    return Score(distributed.add_up(by_depth), distributed.add_up(problems))
+    n_labels, n_right, nats = distributed.add_up(by_depth).sum(dim=1).tolist()
+    n_problems, n_solved = distributed.add_up(problems).tolist()
+    return Score(nats / n_labels, n_right / n_labels, n_solved / n_problems, by_depth)
 
 
 def spread(examples, n, T):
@@ -92,38 +78,23 @@ def windows_at_once(config):
 
 # tables -------------------------------------------------------------------------------------------
 
-def bins_of(n_depths):
-    """The first and the last depth of each bin: 0, 1, 2, 3-4, 5-8, ... up to n_depths - 1."""
-    bins = [(0, 0)]
-    while bins[-1][1] < n_depths - 1:
-        last = bins[-1][1]
-        bins.append((last + 1, min(max(1, 2 * last), n_depths - 1)))
-    return bins
-
-
 def table_of(scores):
     """
     Scores -> dicts, one for each loop count and bin with labels: loops, the first and the last
     depth of the bin, its labels, the share of them that is right (accuracy), nats per label (loss).
+    The bins are 0, 1, 2, 3-4, 5-8, 9-16 and so on.
     """
     rows = []
     for n_loop, score in scores.items():
-        for first, last in bins_of(score.by_depth.shape[1]):
+        deepest = score.by_depth.shape[1] - 1
+        first = last = 0
+        while first <= deepest:
             labels, right, nats = score.by_depth[:, first:last + 1].sum(dim=1).tolist()
             if labels:
-                rows.append(dict(loops=n_loop, first=first, last=last, labels=int(labels),
-                                 accuracy=right / labels, loss=nats / labels))
+                rows.append(dict(loops=n_loop, first=first, last=min(last, deepest),
+                                 labels=int(labels), accuracy=right / labels, loss=nats / labels))
+            first, last = last + 1, max(1, 2 * last)
     return rows
-
-
-def print_scores(scores, is_task):
-    """Print a line for each loop count: the loss, and on a task what is right."""
-    for n_loop, score in scores.items():
-        line = f'{n_loop:5d} {"loop " if n_loop == 1 else "loops"} loss {score.loss:.4f}'
-        if is_task:
-            line += (f', {100 * score.accuracy:.2f}% of the labels right, {100 * score.solved:.2f}%'
-                     ' of the problems')
-        say(line)
 
 
 def save_scores(scores, is_task, folder, suffix='', keep=False):
@@ -144,45 +115,3 @@ def save_scores(scores, is_task, folder, suffix='', keep=False):
     if is_task:
         from common import plots  # here, since matplotlib takes a second to import
         plots.depth(rows, os.path.join(folder, f'depth{suffix}.png'))
-
-
-# the health of the states -------------------------------------------------------------------------
-
-@torch.no_grad()
-def health(model, idx, autocast=nullcontext()):
-    """
-    Geiping's two collapses (App. C.3), measured on tokens idx (B, T) with a model in evaluation.
-    Returns (token_corr, state_use) for each group.
-
-    token_corr is the mean cosine between the last states of different tokens of a window. At 1 all
-    tokens have the same state. state_use is ||f(x) - f(x^(0))|| / ||f(x)||, where f is a loop step,
-    x the last state and x^(0) the first. At 0 the core ignores its state, and looping is useless.
-    """
-    T = idx.shape[1]
-    trace = []
-    values = []
-    with autocast:
-        model(idx, trace=trace)
-        for group, entry in zip(model.groups, trace):
-            e, x = entry['e'], entry['x']                                       # (B, T, C)
-            # the sum of the cosines of all pairs of tokens is the squared length of the sum of
-            # their unit vectors, minus the T pairs of a token with itself
-            unit_vectors = F.normalize(x, dim=-1)
-            sum_of_cosines = unit_vectors.sum(1).square().sum(-1) - T
-            token_corr = sum_of_cosines.mean() / max(1, T * (T - 1))            # 0 for one token
-            from_x = group.step(x, e)
-            from_x0 = group.step(group.init_state(e), e)
-            state_use = (from_x - from_x0).norm() / from_x.norm()
-            values.append((token_corr.item(), state_use.item()))
-    return values
-
-
-def warn_of_collapse(values, groups):
-    """Print a warning for each bad value that health returned."""
-    for group, (token_corr, state_use) in zip(groups, values):
-        if token_corr > 0.95:
-            say(f'warning: in group {group} the states of all tokens are nearly the same '
-                f'(token_corr {token_corr:.2f}): lower the learning rate or start again')
-        if state_use < 0.02:
-            say(f'warning: the core of group {group} ignores its state (state_use {state_use:.3f}),'
-                ' so more loops change nothing: lower the learning rate or start again')

@@ -13,8 +13,6 @@ def make_optimizers(model, kind, lr, weight_decay):
     undecayed = []
     by_muon = []        # the matrices of blocks and adapters
     for name, p in model.named_parameters():
-        if not p.requires_grad:
-            continue
         if p.dim() < 2:
             undecayed.append(p)
         elif kind == 'muon' and name.startswith('h.'):

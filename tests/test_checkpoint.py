@@ -76,10 +76,10 @@ def test_a_longer_context(tiny, idx):
     """Rotary positions are computed, so 16 tokens of training do not bound a model."""
     for pos in 'rotary', 'learned':
         stored(tiny(pos=pos, n_embd=32), pos)
-    run = open_run('rotary', length=48)
-    assert run.checkpoint['model_args']['block_size'] == run.model.config.block_size == 48
+    model, checkpoint, *_ = open_run('rotary', length=48)
+    assert checkpoint['model_args']['block_size'] == model.config.block_size == 48
     long = idx.reshape(1, 48)
-    logits, _ = run.model(long, n_loop=3)
+    logits, _ = model(long, n_loop=3)
     # 16 tokens alone are what they were
     trained, _ = GPT.load('rotary')(long[:, :16], n_loop=3)
     torch.testing.assert_close(logits[:, :16], trained, rtol=0, atol=1e-5)
@@ -91,11 +91,11 @@ def test_a_longer_context(tiny, idx):
 def test_the_pretrained_models_are_found_from_any_folder(tiny):
     """Without --out_dir it is out/ if that holds a checkpoint; results never go to pretrained/."""
     for out_dir, name in (None, 'text'), ('pretrained/text', 'text'), ('pretrained/calc/', 'calc'):
-        run = open_run(out_dir)
-        assert os.path.samefile(run.folder, f'{ROOT}/pretrained/{name}')
-        assert run.results == f'out/pretrained-{name}'
+        *_, folder, results = open_run(out_dir)
+        assert os.path.samefile(folder, f'{ROOT}/pretrained/{name}')
+        assert results == f'{ROOT}/out/pretrained-{name}'
     stored(tiny(), 'out')
-    assert open_run().folder == open_run().results == 'out'
+    assert open_run()[2:] == ('out', 'out')
 
 
 # files --------------------------------------------------------------------------------------------

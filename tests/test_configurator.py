@@ -134,7 +134,7 @@ def test_attributes_of_a_notebook_are_like_flags(script):
     settings.take_attributes()
     assert (type(names['rate']), names['layers']) == (float, [2, ([0, 1],)])
     assert type(names['layers'][0]) is int
-    assert settings.flags == settings.given == {'rate', 'layers', 'count'}
+    assert settings.flags == settings.given.keys() == {'rate', 'layers', 'count'}
     names['count'] = 2.5
     with pytest.raises(ValueError, match='count'):
         settings.take_attributes()
@@ -160,7 +160,7 @@ def test_a_bare_argument_and_an_imported_script(script):
             (['other.py', '--rate=1'], {'count', 'rate'}, {'rate'}),
             (['as_before.py'], {'count'}, set())):
         settings = script(*args)['settings']
-        assert (settings.given, settings.flags) == (given, flags)
+        assert (settings.given.keys(), settings.flags) == (given, flags)
     assert configure(dict(__name__='script', rate=0.5)).knobs() == dict(rate=0.5)
 
 

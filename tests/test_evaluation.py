@@ -1,4 +1,4 @@
-"""Held-out losses, by depth too, and the health of the states."""
+"""Held-out losses, by depth too."""
 import math
 
 import numpy as np
@@ -66,6 +66,9 @@ def test_the_table_by_depth(tiny, monkeypatch, tmp_path):
         x, y, depth = (torch.from_numpy(values) for values in problems.all_held_out(T))
         evaluation.save_scores(scores, True, tmp_path)
         rows = read_csv(tmp_path / 'eval.csv')
+        bins = [(row['first'], row['last']) for row in rows if row['loops'] == '1']
+        assert bins[:5] == [('0', '0'), ('1', '1'), ('2', '2'), ('3', '4'), ('5', '8')]
+        assert bins[-1][1] == str(depth[y >= 0].max().item())
         assert sum(int(row['labels']) for row in rows) == 2 * (y >= 0).sum()
         for row in rows:
             logits = model(x, n_loop=int(row['loops']))[0]
@@ -77,13 +80,6 @@ def test_the_table_by_depth(tiny, monkeypatch, tmp_path):
             assert math.isclose(float(row['loss']), loss, rel_tol=1e-5)
 
 
-def test_bins():
-    assert evaluation.bins_of(1) == [(0, 0)]
-    assert evaluation.bins_of(4) == [(0, 0), (1, 1), (2, 2), (3, 3)]
-    assert evaluation.bins_of(14) == [(0, 0), (1, 1), (2, 2), (3, 4), (5, 8), (9, 13)]
-    assert evaluation.bins_of(17)[-1] == (9, 16)
-
-
 def test_windows_of_a_large_vocabulary_are_evaluated_in_parts(tiny, text):
     """So that their logits fit into memory."""
     model, sizes = tiny(), []
@@ -91,27 +87,3 @@ def test_windows_of_a_large_vocabulary_are_evaluated_in_parts(tiny, text):
     model.config.vocab_size = 2 ** 21       # as if: a window then has 128 MiB of logits
     evaluation.evaluate(model, text, 10, 1)
     assert sizes == [4, 4, 2]
-
-
-def test_health_shows_the_two_collapses(tiny, idx, capsys):
-    model, trace = tiny(), []
-    values = evaluation.health(model, idx)
-    # the correlation is the mean cosine of pairs of tokens
-    model(idx, n_loop=3, trace=trace)
-    for (token_corr, _), entry in zip(values, trace, strict=True):
-        x = entry['states'][-1].unbind(1)                                       # T of (B, C)
-        cosines = [torch.cosine_similarity(x[i], x[j]) for i in range(16) for j in range(i)]
-        assert math.isclose(token_corr, torch.stack(cosines).mean(), abs_tol=1e-5)
-    with torch.no_grad():
-        # all tokens alike: every position reads the same
-        model.wte.weight.copy_(model.wte.weight[:1].expand(50, -1))
-        model.wpe.weight.zero_()
-        # a core that ignores its state: no weight on x, the left half of [x ; e]
-        for group in model.groups:
-            group.adapter.weight[:, :16] = 0
-    for token_corr, state_use in evaluation.health(model, idx):
-        assert token_corr > 0.999 and state_use < 1e-5
-    # values just within the bounds, and just beyond them
-    evaluation.warn_of_collapse([(0.94, 0.021), (0.96, 0.019)], [[1], [2, 3]])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 and all('group [2, 3]' in line for line in lines)
