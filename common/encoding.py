@@ -10,9 +10,7 @@ knobs on which its words depend, calc:p=5. An encoding has
     eot_token, ends     the token that is written after each document; all tokens that end a text
     encode(text)        -> tokens; in front of them the begin-of-text token, if the tokenizer has
                         one. '<s>' in the text is three letters, never a token that begins or ends
-    decode(tokens)      -> text
-    decode_single_token_bytes(token)    -> the bytes of its text; those of a tokenizer.json have
-                        '\ufffd' for a part of a letter
+    decode(tokens)      -> text, with '\ufffd' for a part of a letter
 """
 import hashlib
 import os
@@ -48,8 +46,9 @@ def open_text_encoding(name, folder=None):
         check(encoding.name == name or not name.startswith(STORED),
               f"'{path}' is not the tokenizer that belongs here (its sha256 differs): restore it")
         return encoding
-    with explain(f"cannot load the tokenizer '{name}'", 'bytes needs no network; if it is a task, '
-                 'name its file behind the script'):
+    task, colon, _ = name.partition(':')
+    check(not colon, f"the task '{task}' is unknown: name its file behind the script, or import it")
+    with explain(f"cannot load the tokenizer '{name}'", 'bytes needs no network'):
         return OfTiktoken(tiktoken.get_encoding(name))
 
 
@@ -63,7 +62,6 @@ class OfTiktoken:
         self.ends = [encoding.eot_token]
         self.encode = encoding.encode_ordinary
         self.decode = encoding.decode
-        self.decode_single_token_bytes = encoding.decode_single_token_bytes
 
 
 class TokenizerJson:
@@ -99,9 +97,6 @@ class TokenizerJson:
     def decode(self, tokens):
         return self.tokenizer.decode(tokens, skip_special_tokens=False)
 
-    def decode_single_token_bytes(self, token):
-        return self.decode([token]).encode()
-
 
 class Words:
     """The words of a task: each is a token. They are listed; a problem has no end."""
@@ -125,9 +120,6 @@ class Words:
     def decode(self, tokens):
         return ' '.join(self.vocabulary[token] for token in tokens)
 
-    def decode_single_token_bytes(self, token):
-        return self.vocabulary[token].encode()
-
 
 def train_bpe(texts, vocab_size):
     """A byte-level BPE of at most vocab_size tokens, trained on texts -> its TokenizerJson."""
@@ -147,20 +139,17 @@ def read_prompt(start):
         return Path(path).expanduser().read_text(encoding='utf-8-sig')
 
 
-def text_of(token, encoding):
-    """
-    The text of a token; bytes that are not UTF-8 as \\xNN, a token without text as #NUMBER, and
-    no text for a negative one, which is no token.
-
-    encoding: None for a model that came without a tokenizer.
-    """
-    if token < 0:
-        return ''
-    if encoding is None or token >= encoding.n_vocab:
-        return f'#{token}'
-    return encoding.decode_single_token_bytes(token).decode('utf-8', 'backslashreplace')
-
-
 def texts_of(tokens, encoding):
-    """The text of each token."""
-    return [text_of(token, encoding) for token in tokens]
+    """
+    The text of each token; one without text as #NUMBER, and no text for a negative one, which is no
+    token. encoding: None for a model that came without a tokenizer.
+    """
+    texts = []
+    for token in tokens:
+        if token < 0:
+            texts.append('')
+        elif encoding is None or token >= encoding.n_vocab:
+            texts.append(f'#{token}')
+        else:
+            texts.append(encoding.decode([token]))
+    return texts

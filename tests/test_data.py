@@ -13,7 +13,7 @@ from conftest import make_fineweb, refused
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
 
 import data
-from common.encoding import EOT, TokenizerJson, text_of, train_bpe
+from common.encoding import EOT, TokenizerJson, texts_of, train_bpe
 
 TORCHDOCS = '649d3f8679f5bc01652a8b13a57e06a6a07282007bbc1ca23fab5a27cc71db50'
 ADDRESS = 'the quick brown fox jumps over the lazy dog'
@@ -72,11 +72,10 @@ def sentencepiece_like():
 def test_bytes_are_utf8():
     encoding = data.open_encoding('bytes')
     text = 'naïve — 中文 🙂\n\t' * 20
-    ids = list(text.encode())
-    assert encoding.encode(text) == ids
+    assert encoding.encode(text) == list(text.encode())
     assert (encoding.n_vocab, encoding.eot_token, encoding.ends) == (257, 256, [256])
-    assert [text_of(token, encoding) for token in (65, 226, 300)] == ['A', r'\xe2', '#300']
-    assert text_of(65, None) == '#65'
+    assert texts_of([65, -100, 226, 300], encoding) == ['A', '', '\ufffd', '#300']
+    assert texts_of([65], None) == ['#65']
 
 
 @pytest.mark.parametrize('name', ['bytes', 'gpt2', 'llama', 'sentencepiece'])
@@ -147,7 +146,6 @@ def test_a_tokenizer_is_what_is_in_its_file():
     shutil.copytree('data/own', 'moved')
     data.make('again', 'own.txt', tokenizer='moved/tokenizer.json')
     text = data.open_data('again', meta['tokenizer'])
-    assert text.tokenizer == meta['tokenizer'] == text.tokenizer_json.name
     os.mkdir('out')
     text.tokenizer_json.save('out')         # as train.py does
     assert data.open_encoding(meta['tokenizer'], 'out').encode(ADDRESS) == (
@@ -160,12 +158,13 @@ def test_a_tokenizer_is_what_is_in_its_file():
         data.open_data('own')
 
 
-@pytest.mark.parametrize('name', [
-    'gpt9', 'missing.json', 'endless.json', 'empty.json', 'mine:', None])
-def test_encodings_that_are_unavailable(name):
+@pytest.mark.parametrize('name, word', [
+    ('gpt9', 'network'), ('missing.json', 'missing'), ('endless.json', 'end-of-text'),
+    ('empty.json', 'empty'), ('mine:p=3', 'task'), (None, 'tokenizer')])
+def test_encodings_that_are_unavailable(name, word):
     Tokenizer(models.BPE({'a': 0}, [])).save('endless.json')
     Path('empty.json').write_text('{}')
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=word):
         data.open_encoding(name)
 
 
@@ -178,19 +177,18 @@ def test_torchdocs_is_made_on_first_use():
 
 
 def test_files_are_read_in_order_of_name():
-    """A file is read once, whatever links to it, and an end-of-text in it ends a document."""
+    """Those of a folder, or one, in which an end-of-text ends a document."""
     os.makedirs('run[1]/deep')      # a folder's name is no pattern
     texts = [f'document number {i:02}\n' for i in range(30)]
     for i, text in enumerate(texts):    # a byte order mark is no text, and line ends are \n
         path = Path('run[1]', 'deep' if i % 2 else '', f'{i:02}.txt')
         path.write_text(text, encoding='utf-8-sig', newline='\r\n')
-    os.symlink('00.txt', 'run[1]/zero.txt')
     read = [*texts[::2], *texts[1::2]]      # in the order of their paths
     Path('one.txt').write_text(EOT.join(['', *read, ' \n']))
-    for i, path in enumerate(('run[1]', 'run*/**/*.txt', 'one.txt')):
-        data.make(f'own{i}', path)
-        assert documents_of(f'own{i}', 'train') == read[:28]
-        assert documents_of(f'own{i}', 'val') == read[28:]
+    for name, path in dict(folder='run[1]', one='one.txt').items():
+        data.make(name, path)
+        assert documents_of(name, 'train') == read[:28]
+        assert documents_of(name, 'val') == read[28:]
 
 
 @pytest.mark.parametrize('lengths, train, val', [
@@ -222,16 +220,14 @@ def test_tokens_of_nanogpt_are_read_in_place():
     for split in data.SPLITS:
         np.array([464, 3139, 50256], dtype='<u2').tofile(f'data/openwebtext/{split}.bin')
     text = data.open_data('openwebtext', 'gpt2', 50304)
-    assert text.train.tolist() == [464, 3139, 50256] and text.tokenizer == 'gpt2'
+    assert text.train.tolist() == [464, 3139, 50256]
     before = files_in('data')
-    Path('own.txt').write_text('a text of my own')
     with pytest.raises(ValueError):
         data.make('openwebtext', 'own.txt')
+    assert files_in('data') == before
     Path('data/openwebtext/meta.pkl').touch()
     with pytest.raises(ValueError, match='meta.pkl'):
         data.open_data('openwebtext')
-    os.remove('data/openwebtext/meta.pkl')
-    assert files_in('data') == before
 
 
 # FineWeb ------------------------------------------------------------------------------------------
@@ -287,7 +283,6 @@ def test_a_stream_that_breaks_leaves_what_was_written(web, monkeypatch, error, r
     assert 'only a part' in data.open_data('fineweb').description
     data.make('fineweb', 'web', tokenizer='bytes', tokens=5000, overwrite=True)
     before = files_in('data')
-    assert 'only a part' not in data.open_data('fineweb').description
     broken_after(1300)
     assert files_in('data') == before
 
@@ -353,13 +348,11 @@ def test_two_first_calls_at_once(monkeypatch, knobs):
 
 @pytest.mark.parametrize('name, path, knobs', [
     ('own', 'missing.txt', {}), ('own', 'empty.txt', {}), ('own', 'a.txt', {}),
-    ('own', 'latin*', {}), ('own', None, {}), ('own', 'good.txt', dict(bpe=256)),
-    ('own', 'good.txt', dict(bpe=300, tokenizer='gpt2')), ('own', 'good.txt', dict(tokenizer='x')),
-    ('own', 'good.txt', dict(val_path='missing.txt')),
-    ('own', 'good.txt', dict(val_path='good.txt')), ('torchdocs', None, dict(val_path='good.txt')),
-    ('torchdocs', 'good.txt', {}), ('calc', 'good.txt', {}), ('../out', 'good.txt', {}),
-    ('fineweb', 'good.txt', dict(bpe=300)), ('fineweb', 'good.txt', dict(val_path='good.txt')),
-    ('mine', 'data/mine/input.txt', {})])
+    ('own', 'latin.txt', {}), ('own', None, {}), ('own', 'good.txt', dict(tokenizer='x')),
+    ('own', 'good.txt', dict(bpe=300, tokenizer='bytes')),
+    ('own', 'good.txt', dict(val_path='good.txt')), ('torchdocs', 'good.txt', {}),
+    ('fineweb', 'good.txt', dict(bpe=300)), ('torchdocs', None, dict(val_path='good.txt')),
+    ('calc', 'good.txt', {}), ('../out', 'good.txt', {}), ('mine', 'data/mine/input.txt', {})])
 def test_bad_input_and_nothing_lost(name, path, knobs):
     make_good()
     Path('empty.txt').write_text(' \n')
@@ -368,29 +361,28 @@ def test_bad_input_and_nothing_lost(name, path, knobs):
     os.mkdir('data/mine')
     Path('data/mine/input.txt').write_text('nanoGPT keeps a text beside its tokens')
     before = files_in('.')
-    with pytest.raises(ValueError):
+    with pytest.raises((ValueError, OSError)):
         data.make(name, path, **knobs, overwrite=True)
     assert files_in('.') == before and sorted(os.listdir('data')) == ['mine', 'own']
 
 
 def test_a_token_has_two_bytes(monkeypatch):
     large = data.open_encoding('bytes')
-    large.n_vocab = 2 ** 16
     monkeypatch.setattr(data, 'open_text_encoding', lambda name: large)
+    large.n_vocab = 2 ** 16
     make_good()
     large.n_vocab += 1
     with pytest.raises(ValueError):
         data.make('large', 'good.txt')
 
 
-@pytest.mark.parametrize('function, args', [
-    (data.open_data, ('new',)), (data.open_data, (None,)), (data.open_data, ('own', 'gpt2')),
-    (data.open_data, ('own', 'bytes', 256)), (data.open_data, ('calc', 'bytes'))])
-def test_data_that_does_not_fit_the_model(function, args):
+@pytest.mark.parametrize('args', [
+    ('new',), (None,), ('own', 'gpt2'), ('own', 'bytes', 256), ('calc', 'bytes')])
+def test_data_that_does_not_fit_the_model(args):
     make_good()
     data.open_data('own', 'bytes', 257)
     with pytest.raises(ValueError):
-        function(*args)
+        data.open_data(*args)
 
 
 # reading ------------------------------------------------------------------------------------------
