@@ -42,6 +42,5 @@ def test_the_oracles_by_hand():
     problems = tasks.Problems('group')
     _, y = problems.solve('=021 102 =120')
     assert problems.encoding.decode(y[0]) == '021 201 120'
-    for text in '021 =120', '=021 201 a':
-        with pytest.raises(ValueError):
-            problems.solve(text)
+    with pytest.raises(ValueError):
+        problems.solve('=021 201 a')
