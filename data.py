@@ -24,11 +24,9 @@ A text file is one document, or several if <|endoftext|> stands between them. A 
     torchdocs    the first document and every 48th after it
     FineWeb      the first document and every 2,000th after it
 
-A batch is B random starts in train.bin: x is T tokens from there, and y the same shifted by one.
-
-    x   (B, T) int64: input tokens
-    y   (B, T) int64: the label of each input token. On text that is the next token; on a task
-        (tasks.py) the right answer, or NOT_ASKED
+    x   (B, T) int64, a batch: T tokens from each of B random places in train.bin
+    y   (B, T) int64, the label of each: on text the next token; on a task (tasks.py) the right
+        answer, or NOT_ASKED
 
 Paper: App. B (FineWeb, 300M tokens).
 """
@@ -98,8 +96,8 @@ def own_text(path, val_path=None):
 
 def hold_out(texts):
     """
-    Cut off the last 5% of the texts: at the border between documents nearest to it, or within the
-    document there if that has more than a tenth of all.
+    Hold out the last 5% of the texts, from the border between documents nearest to it, or within
+    the document there if that has more than a tenth of all.
     """
     check(texts, 'there is no text')
     lengths = np.array([len(text) for text in texts])
@@ -135,10 +133,7 @@ def documents_of(files):
 
 def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=tokens, subset=subset,
          overwrite=False):
-    """
-    Write data/NAME -> its meta. The arguments are the knobs above. If the same call has made it
-    already, it stays.
-    """
+    """Write data/NAME -> its meta, or keep it if the same call made it. Arguments: the knobs."""
     folder = f'data/{name}'
     call = dict(path=path, val_path=val_path, tokenizer=tokenizer, bpe=bpe, tokens=tokens,
                 subset=subset)
@@ -252,10 +247,7 @@ def in_words(folder):
 
 
 def worth(folder):
-    """
-    What may replace what: inf for a whole data set, and for a part its tokens, but 0 if it has no
-    window for config/groups.py.
-    """
+    """What may replace it: inf if it is whole, a part's tokens, 0 if it has no window of 512."""
     if not os.path.exists(folder):
         return 0
     if read_meta(folder).get('complete', True):
@@ -277,9 +269,7 @@ def open_encoding(name, folder=None):
 def open_data(name, model_tokenizer=None, vocab_size=math.inf):
     """
     The data set or task `name` -> a Text or a tasks.Problems. torchdocs is made if it is missing.
-
-    model_tokenizer, vocab_size: those of the model that is to read it; ValueError if they do not
-    fit.
+    ValueError if it does not fit model_tokenizer and vocab_size, those of the model that reads it.
     """
     check(name, 'this model came without a data set: name one with --dataset')
     if name == 'torchdocs' and not os.path.exists('data/torchdocs'):
@@ -293,10 +283,8 @@ def open_data(name, model_tokenizer=None, vocab_size=math.inf):
 
 def held_out_windows(checkpoint, n, dataset=None, dev='cpu'):
     """
-    n held-out windows for a checkpoint's model, evenly spread over its data set, or over another.
-
-    Returns the data set, as open_data does, idx and targets (n, T), and on a task the depth (n, T)
-    of each label, otherwise None.
+    n held-out windows for a checkpoint's model, evenly spread over its data set, or over another ->
+    the data set, as of open_data, idx and targets (n, T), and on a task the depths (n, T), or None.
     """
     args = checkpoint['model_args']
     examples = open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
@@ -352,10 +340,7 @@ class Text:
               'with a next token: lower --block_size')
 
     def batch(self, rng, rows, T, mine=slice(None)):
-        """
-        Draw `rows` windows of the training text, the same in all processes -> those in the slice
-        `mine`: x, y (B, T) int64.
-        """
+        """Draw `rows` windows of the training text -> those in the slice `mine`: x, y (B, T)."""
         return windows(self.train, rng.integers(len(self.train) - T, size=rows)[mine], T)
 
     def n_held_out(self, T):
