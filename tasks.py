@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from common.configurator import Count, build
-from common.encoding import Words, texts_of
+from common.encoding import Words
 from common.errors import check
 from common.terminal import paint
 
@@ -58,21 +58,17 @@ class Task:
         task(rng, rows, T) -> x, y, depth       the problems, (rows, T) each
         task.words() -> list of str             the text of each token
 
-    and may have what follows here.
+    and may have what follows here, and these methods:
+
+        oracle(words) -> list of str            the right answers to a problem, computed in another
+                                                way; None where there is no label
+        picture(x, y, guesses, steps) -> str    a problem as it is printed, all (T,); steps: the
+                                                loop steps of each token, to colour it, or None
+        valid(x, guesses) -> (B,) bool          which problems (B, T) the rules alone call solved
     """
-    shapes = ()         # the names of the fields on which the words depend
+    shapes = ()                 # the names of the fields on which the words depend
     most_held_out = 2 ** 20     # tokens in all held-out problems of one length
-
-    # oracle(words) -> list of str: the right answers to a problem, computed in another way; None
-    # where there is no label
-    oracle = None
-
-    # picture(x, y, guesses, steps) -> str: a problem as it is printed, all (T,). steps: the loop
-    # steps of each token, to colour it, or None
-    picture = None
-
-    # valid(x, guesses) -> (B,), bool: which problems (B, T) are solved, as the rules alone tell
-    valid = None
+    oracle = picture = valid = None
 
     def budget(self, T, wakes=True):
         """
@@ -82,10 +78,7 @@ class Task:
         return 2 * T + 100 if wakes else None
 
     def batch(self, rng, rows, T):
-        """
-        The problems of a training batch, if they are others than those held out: x, y, depth. It
-        may have a whole multiple of rows, and fewer tokens than T.
-        """
+        """A training batch: x, y, depth of a whole multiple of rows, and of T tokens or fewer."""
         return self(rng, rows, T)
 
     def read(self, text):
@@ -203,7 +196,7 @@ class Problems:
         return x[None], y[None]
 
     def wrong_rows(self, x, y):
-        """The rows in which a label of y is not the oracle's answer to x (rows, T), as numbers."""
+        """The numbers of the rows in which a label of y is not the oracle's answer to x."""
         return [row for row, (problem, labels) in enumerate(zip(x, y))
                 if ((labels != NOT_ASKED) & (labels != self.answers(problem))).any()]
 
@@ -260,8 +253,7 @@ def problems_of(checkpoint, dataset=None):
 
 def print_problem(problems, x, y, guesses=None, steps=None, in_colour=False, who='model'):
     """
-    Print a problem: the task's picture, or else lines of words, wrapped to the width of the
-    terminal.
+    Print a problem: the task's picture, or lines of words, wrapped to the width of the terminal.
 
     x, y, guesses, steps: (T,), its tokens, labels, the guesses of `who`, and the loop steps of each
     token. in_colour: guesses on the colour of their loop steps. A wrong guess is written !word!.
@@ -272,11 +264,11 @@ def print_problem(problems, x, y, guesses=None, steps=None, in_colour=False, who
         return
 
     # lines of words
-    lines = dict(problem=texts_of(x, problems.encoding), right=texts_of(y, problems.encoding))
+    texts = problems.encoding.texts
+    lines = dict(problem=texts(x), right=texts(y))
     if guesses is not None:
-        words = texts_of(guesses, problems.encoding)
         lines[who] = [word if label in (guess, NOT_ASKED) else f'!{word}!'
-                      for word, guess, label in zip(words, guesses, y)]
+                      for word, guess, label in zip(texts(guesses), guesses, y)]
     if steps is not None:
         lines['loops'] = [f'{n:.1f}'.removesuffix('.0') for n in steps]
 

@@ -30,9 +30,8 @@ ENDS = EOT, '<|end_text|>', '</s>', '<eos>', '<|im_end|>'
 
 def open_text_encoding(name, folder=None):
     """
-    The encoding of texts that has this name. ValueError if it is unavailable.
-
-    folder: that of a checkpoint or a data set; a tokenizer.json is read from it.
+    The encoding of texts of this name. ValueError if it is unavailable. folder: of a checkpoint or
+    a data set, whose tokenizer.json is read.
     """
     if name == 'bytes':
         ranks = {bytes([i]): i for i in range(256)}         # token i is byte i
@@ -99,7 +98,7 @@ class TokenizerJson:
 
 
 class Words:
-    """The words of a task: each is a token. They are listed; a problem has no end."""
+    """The words of a task: each is a token. A problem has no end."""
     ends = ()
 
     def __init__(self, name, vocabulary):
@@ -118,7 +117,12 @@ class Words:
         return [self.tokens[word] for word in words]
 
     def decode(self, tokens):
-        return ' '.join(self.vocabulary[token] for token in tokens)
+        return ' '.join(self.texts(tokens))
+
+    def texts(self, tokens):
+        """The word of each token; none for NOT_ASKED, #NUMBER for one that a model has beside."""
+        words = dict(enumerate(self.vocabulary))
+        return ['' if token < 0 else words.get(token, f'#{token}') for token in tokens]
 
 
 def train_bpe(texts, vocab_size):
@@ -137,19 +141,3 @@ def read_prompt(start):
     path = start.removeprefix('FILE:')
     with explain(f"cannot read '{path}'", 'a prompt is UTF-8 text', UnicodeDecodeError):
         return Path(path).expanduser().read_text(encoding='utf-8-sig')
-
-
-def texts_of(tokens, encoding):
-    """
-    The text of each token; one without text as #NUMBER, and no text for a negative one, which is no
-    token. encoding: None for a model that came without a tokenizer.
-    """
-    texts = []
-    for token in tokens:
-        if token < 0:
-            texts.append('')
-        elif encoding is None or token >= encoding.n_vocab:
-            texts.append(f'#{token}')
-        else:
-            texts.append(encoding.decode([token]))
-    return texts
