@@ -299,9 +299,8 @@ def show(dataset, model_class=None, T=24, rows=1000, seed=0):
     for row in wrong[:1] or range(min(3, rows)):
         guesses = problems.answers(x[row]) if has_oracle else None
         print_problem(problems, x[row], y[row], guesses, who='oracle')
-    depths, counts = np.unique(depth[y != NOT_ASKED], return_counts=True)
-    shares = 100 * counts / counts.sum()
-    print('labels by depth: ' + ', '.join(f'{d} {share:.1f}%' for d, share in zip(depths, shares)))
+    depth = depth[y != NOT_ASKED]
+    print(f'labels are {depth.mean():.1f} steps deep on average, {depth.max()} at most')
     if not has_oracle:
         print(f'{rows} problems, not checked: the task has no oracle')
         return
