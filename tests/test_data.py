@@ -162,16 +162,13 @@ def test_torchdocs_is_made_on_first_use():
 def test_files_are_read_in_order_of_name():
     """Those of a folder, or one, in which an end-of-text ends a document."""
     os.makedirs('run[1]/deep')      # a folder's name is no pattern
-    texts = [f'document number {i:02}\n' for i in range(30)]
-    for i, text in enumerate(texts):    # a byte order mark is no text, and line ends are \n
-        path = Path('run[1]', 'deep' if i % 2 else '', f'{i:02}.txt')
-        path.write_text(text, encoding='utf-8-sig', newline='\r\n')
-    read = [*texts[::2], *texts[1::2]]      # in the order of their paths
+    for name in 'b', 'deep/c', 'a':     # a byte order mark is no text, and line ends are \n
+        path = Path(f'run[1]/{name}.txt')
+        path.write_text(f'text {name}\n', encoding='utf-8-sig', newline='\r\n')
+    read = ['text a\n', 'text b\n', 'text deep/c\n']
     Path('one.txt').write_text(EOT.join(['', *read, ' \n']))
-    for name, path in dict(folder='run[1]', one='one.txt').items():
-        data.make(name, path)
-        assert documents_of(name, 'train') == read[:28]
-        assert documents_of(name, 'val') == read[28:]
+    for path in 'run[1]', 'one.txt':
+        assert data.documents_of(data.files_at(path)) == read
 
 
 @pytest.mark.parametrize('lengths, train, val', [
@@ -358,13 +355,6 @@ def test_windows_of_a_text_and_what_fits_it():
     x, y = text.held_out([0, 4], 5)
     assert text.n_held_out(5) == 5 and x.shape == (2, 5)
     assert (x[0].tolist(), y[1].tolist()) == (text.val[:5].tolist(), text.val[21:].tolist())
-    # windows for a checkpoint's model, evenly spread over the held-out part
-    checkpoint = dict(config=dict(dataset='own'), tokenizer='bytes',
-                      model_args=dict(block_size=5, vocab_size=257))
-    _, *x_and_y, depth = data.held_out_windows(checkpoint, 3)
-    assert depth is None and all(map(torch.equal, x_and_y, text.held_out([0, 2, 4], 5)))
-    with pytest.raises(ValueError):
-        data.held_out_windows(checkpoint, 6)
     text.check_fits(25)
     with pytest.raises(ValueError):
         text.check_fits(26)
