@@ -62,7 +62,6 @@ overwrite = False           # replace a data set
 # --------------------------------------------------------------------------------------------------
 
 SPLITS = 'train', 'val'
-OURS = {'train.bin', 'val.bin', 'meta.json', 'tokenizer.json'}
 
 
 # where documents come from: (split, text) pairs ---------------------------------------------------
@@ -142,8 +141,8 @@ def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=tokens
     if os.path.exists(folder):
         if not overwrite:
             return found(folder, call)
-        others = sorted({*os.listdir(folder)} - OURS)
-        check(not others, f'{folder} holds {others[:1]}, which would be lost: choose another name')
+        others = {*os.listdir(folder)} - {'train.bin', 'val.bin', 'meta.json', 'tokenizer.json'}
+        check(not others, f'{folder} holds {others}, which would be lost: choose another name')
 
     # documents and encoding
     is_web = name == 'fineweb'

@@ -149,11 +149,7 @@ def is_task(dataset):
 
 
 class Problems:
-    """
-    The problems of a task, with the methods of a data.Text: see there.
-
-    The held-out problems have a seed of their own, so they are the same in every script.
-    """
+    """The problems of a task, with the methods of a data.Text: see there."""
     is_task = True
     tokenizer_json = None
     n_problems = 2048           # held out; of long ones there are fewer, see n_held_out
@@ -222,7 +218,7 @@ class Problems:
 
     @functools.cache
     def all_held_out(self, T):
-        """The held-out problems of T tokens: x, y, depth (n_held_out(T), T)."""
+        """The held-out problems of T tokens, of a fixed seed: x, y, depth (n_held_out(T), T)."""
         n = self.n_held_out(T)
         return self.make(np.random.default_rng([n, *b'held-out']), n, T)
 

@@ -16,6 +16,7 @@ import hashlib
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import tiktoken
 
@@ -36,8 +37,8 @@ def open_text_encoding(name, folder=None):
     if name == 'bytes':
         ranks = {bytes([i]): i for i in range(256)}         # token i is byte i
         # pieces of any length give the same tokens, and those of 16 bytes are fast
-        return OfTiktoken(tiktoken.Encoding('bytes', pat_str=r'[\s\S]{1,16}', mergeable_ranks=ranks,
-                                            special_tokens={EOT: 256}))
+        return of_tiktoken(tiktoken.Encoding('bytes', pat_str=r'[\s\S]{1,16}',
+                                             mergeable_ranks=ranks, special_tokens={EOT: 256}))
     if name.startswith(STORED) or name.endswith('.json'):
         path = os.path.join(folder, 'tokenizer.json') if folder else name
         with explain(f"cannot read '{path}'", 'take the tokenizer.json beside the weights'):
@@ -48,19 +49,14 @@ def open_text_encoding(name, folder=None):
     task, colon, _ = name.partition(':')
     check(not colon, f"the task '{task}' is unknown: name its file behind the script, or import it")
     with explain(f"cannot load the tokenizer '{name}'", 'bytes needs no network'):
-        return OfTiktoken(tiktoken.get_encoding(name))
+        return of_tiktoken(tiktoken.get_encoding(name))
 
 
-class OfTiktoken:
-    """An encoding of tiktoken."""
-
-    def __init__(self, encoding):
-        self.name = encoding.name
-        self.n_vocab = encoding.n_vocab
-        self.eot_token = encoding.eot_token
-        self.ends = [encoding.eot_token]
-        self.encode = encoding.encode_ordinary
-        self.decode = encoding.decode
+def of_tiktoken(encoding):
+    """An encoding of tiktoken, with the names of this file."""
+    return SimpleNamespace(name=encoding.name, n_vocab=encoding.n_vocab,
+                           eot_token=encoding.eot_token, ends=[encoding.eot_token],
+                           encode=encoding.encode_ordinary, decode=encoding.decode)
 
 
 class TokenizerJson:
