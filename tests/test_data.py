@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import make_fineweb, refused
+from conftest import make_fineweb
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
 
 import data
@@ -272,12 +272,6 @@ def test_a_full_disk_leaves_what_was_written(web):
     assert os.listdir('data') == ['fineweb']
 
 
-def test_without_a_network(tmp_path, monkeypatch):
-    refused('fineweb', '--tokenizer=bytes', script='data.py')
-    monkeypatch.setenv('TIKTOKEN_CACHE_DIR', str(tmp_path / 'none'))
-    refused('fineweb', script='data.py')
-
-
 # data/NAME is whole, and nobody loses anything ----------------------------------------------------
 
 def test_the_same_call_again_keeps_what_is_there():
@@ -287,8 +281,7 @@ def test_the_same_call_again_keeps_what_is_there():
     with pytest.raises(ValueError):
         data.make('own', 'good.txt', bpe=300)
     assert files_in('data') == before
-    again = data.make('own', 'good.txt', bpe=300, overwrite=True)
-    assert data.open_data('own').tokenizer == again['tokenizer'] != 'bytes'
+    assert data.make('own', 'good.txt', bpe=300, overwrite=True)['tokenizer'] != 'bytes'
     data.make('own', 'good.txt', overwrite=True)
     assert files_in('data') == before       # without a tokenizer.json
 
