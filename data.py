@@ -2,8 +2,8 @@
 Turn text into tokens on disk, and read them back.
 
     python data.py                      torchdocs: the documentation in torch's own Python files
-    python data.py NAME --path=TEXT     your own UTF-8 text: a file, a folder of .txt files, or a
-                                        glob; --bpe=4096 trains a byte-level BPE on it
+    python data.py NAME --path=TEXT     your own UTF-8 text: a file, or a folder of .txt files;
+                                        --bpe=4096 trains a byte-level BPE on it
     python data.py fineweb              FineWeb, streamed by `datasets`, in tokens of gpt2
 
 writes data/NAME:
@@ -16,20 +16,17 @@ writes data/NAME:
 
 A folder of nanoGPT's with train.bin and val.bin can be put there as it is: its tokens are gpt2's.
 
-A text file is one document, or several if <|endoftext|> stands between them. All files together
-must fit into memory. A tokenizer is `bytes` (nothing to download), one of tiktoken's such as gpt2,
-or the path of a tokenizer.json. What is held out, as val.bin:
+A text file is one document, or several if <|endoftext|> stands between them. A tokenizer is
+`bytes`, one of tiktoken's such as gpt2, or the path of a tokenizer.json. What is held out:
 
     own text     of all files in order of name the last 5%, cut between documents, but within one
                  that has more than a tenth of the text; or the text of --val_path
     torchdocs    the first document and every 48th after it
     FineWeb      the first document and every 2,000th after it
 
-A batch is B random starts in train.bin: x is T tokens from there, and y the same shifted by one.
-
-    x   (B, T) int64: input tokens
-    y   (B, T) int64: the label of each input token. On text that is the next token; on a task
-        (tasks.py) the right answer, or NOT_ASKED
+    x   (B, T) int64, a batch: T tokens from each of B random places in train.bin
+    y   (B, T) int64, the label of each: on text the next token; on a task (tasks.py) the right
+        answer, or NOT_ASKED
 
 Paper: App. B (FineWeb, 300M tokens).
 """
@@ -41,13 +38,13 @@ import os
 import re
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 import torch
 
 import tasks
+from common.configurator import Count
 from common.encoding import EOT, STORED, open_text_encoding, train_bpe
 from common.errors import check, did_you_mean, explain
 from common.evaluation import spread
@@ -55,17 +52,16 @@ from common.files import ROOT, read_json, sha256_of, write_json
 
 # --------------------------------------------------------------------------------------------------
 name = 'torchdocs'          # torchdocs, fineweb, or any name for text of your own
-path: str | None = None     # own text: a file, folder or glob; fineweb: another data set of the hub
+path: str | None = None     # own text: a file or folder; fineweb: another data set of the hub
 val_path: str | None = None     # own text to hold out; None = the last 5% of path
 tokenizer: str | None = None    # None = bytes, and gpt2 for fineweb
-bpe: int | None = None      # train a byte-level BPE of this many tokens; not on fineweb
+bpe: Count | None = None    # own text: train a byte-level BPE of this many tokens on it
 tokens = 3e8                # fineweb: how many tokens to take (the paper's budget)
 subset = 'sample-10BT'      # fineweb: sample-100BT, sample-350BT, default, CC-MAIN-2024-10
 overwrite = False           # replace a data set
 # --------------------------------------------------------------------------------------------------
 
 SPLITS = 'train', 'val'
-OURS = {'train.bin', 'val.bin', 'meta.json', 'tokenizer.json'}
 
 
 # where documents come from: (split, text) pairs ---------------------------------------------------
@@ -89,18 +85,18 @@ def fineweb(path, subset):
 
 def own_text(path, val_path=None):
     """The documents of text files. val_path: of those held out, if they are not the last 5%."""
-    files = files_at(path)
     if val_path is None:
-        return hold_out(documents_of(files))
+        return hold_out(documents_of(files_at(path)))
     held_out = files_at(val_path)
-    train = documents_of(file for file in files if file not in held_out)
-    return [('train', text) for text in train] + [('val', text) for text in documents_of(held_out)]
+    train = [file for file in files_at(path) if file not in held_out]
+    documents = [('train', text) for text in documents_of(train)]
+    return documents + [('val', text) for text in documents_of(held_out)]
 
 
 def hold_out(texts):
     """
-    Cut off the last 5% of the texts: at the border between documents nearest to it, or within the
-    document there if that has more than a tenth of all.
+    Hold out the last 5% of the texts, from the border between documents nearest to it, or within
+    the document there if that has more than a tenth of all.
     """
     check(texts, 'there is no text')
     lengths = np.array([len(text) for text in texts])
@@ -116,12 +112,10 @@ def hold_out(texts):
 
 
 def files_at(path):
-    """The files of a path in order of name: a file, a folder of .txt files, or a glob."""
+    """The files of a path in order of name: a file, or the .txt files in a folder."""
+    files = [path]
     if os.path.isdir(path):
-        path = f'{glob.escape(path)}/**/*.txt'
-    # the name of a file may look like a pattern
-    files = [path] if os.path.isfile(path) else glob.glob(path, recursive=True)
-    check(files, f"no text at '{path}': give a UTF-8 text file, a folder of .txt files, or a glob")
+        files = glob.glob(f'{glob.escape(path)}/**/*.txt', recursive=True)
     return sorted({os.path.realpath(file) for file in files})       # each once
 
 
@@ -130,19 +124,15 @@ def documents_of(files):
     documents = []
     for file in files:
         with explain(f"cannot read '{file}'", 'give UTF-8 text', UnicodeDecodeError):
-            text = Path(file).read_text(encoding='utf-8-sig')
-        documents += [document for document in text.split(EOT) if document.strip()]
-    return documents
+            documents += Path(file).read_text(encoding='utf-8-sig').split(EOT)
+    return [text for text in documents if text.strip()]
 
 
 # documents -> data/NAME ---------------------------------------------------------------------------
 
 def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=tokens, subset=subset,
          overwrite=False):
-    """
-    Write data/NAME -> its meta. The arguments are the knobs above. If the same call has made it
-    already, it stays.
-    """
+    """Write data/NAME -> its meta, or keep it if the same call made it. Arguments: the knobs."""
     folder = f'data/{name}'
     call = dict(path=path, val_path=val_path, tokenizer=tokenizer, bpe=bpe, tokens=tokens,
                 subset=subset)
@@ -151,25 +141,23 @@ def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=tokens
     if os.path.exists(folder):
         if not overwrite:
             return found(folder, call)
-        others = sorted({*os.listdir(folder)} - OURS)
-        check(not others, f'{folder} holds {others[:1]}, which would be lost: choose another name')
+        others = {*os.listdir(folder)} - {'train.bin', 'val.bin', 'meta.json', 'tokenizer.json'}
+        check(not others, f'{folder} holds {others}, which would be lost: choose another name')
 
     # documents and encoding
     is_web = name == 'fineweb'
+    is_own = not is_web and name != 'torchdocs'
+    check(is_own or not bpe and not val_path, '--bpe and --val_path are for text of your own')
+    check(is_web or is_own == bool(path), 'text of your own needs a name of its own, and its path: '
+          'python data.py NAME --path=TEXT')
     if is_web:
-        check(not bpe and not val_path, '--bpe and --val_path are for text of your own')
         documents = fineweb(path or 'HuggingFaceFW/fineweb', subset)
-    elif name == 'torchdocs':
-        check(not path and not val_path, 'text of your own needs a name of its own: python data.py '
-              'NAME --path=TEXT')
-        documents = torchdocs()
-    else:
-        check(path, f'give the text: python data.py {name} --path=TEXT')
+    elif is_own:
         documents = own_text(path, val_path)
-    if bpe is not None:
-        check(bpe > 256 and not tokenizer, '--bpe trains a tokenizer, of at least 257 tokens (the '
-              f'bytes and {EOT}): leave out --tokenizer')
-        documents = list(documents)         # read twice: to train the BPE, and to encode
+    else:
+        documents = torchdocs()
+    if bpe:
+        check(not tokenizer, '--bpe trains a tokenizer: leave out --tokenizer')
         encoding = train_bpe([text for split, text in documents if split == 'train'], bpe)
     else:
         encoding = open_text_encoding(tokenizer or ('gpt2' if is_web else 'bytes'))
@@ -183,16 +171,13 @@ def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=tokens
         os.mkdir(new)
         if encoding.name.startswith(STORED):
             encoding.save(new)
-        # at first that of a part, since a full disk will have no room for it
-        meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, call=call)
-        write_json(meta | dict(complete=False), f'{new}/meta.json')
+        meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, call=call, complete=False)
+        write_json(meta, f'{new}/meta.json')        # a full disk will have no room for it
         failure = None
         try:
             write(documents, encoding, new, tokens if is_web else math.inf)
             write_json(meta | dict(complete=True), f'{new}/meta.json')
         except (ValueError, OSError, KeyboardInterrupt) as error:
-            for split, n in tokens_in(new).items():
-                os.truncate(f'{new}/{split}.bin', 2 * n)        # a full disk may halve a token
             if not is_web or worth(new) <= worth(folder):
                 raise
             failure = error
@@ -220,21 +205,19 @@ def found(folder, call):
 def write(documents, encoding, folder, most_tokens):
     """Documents -> train.bin and val.bin."""
     n_tokens = 0
-    printed = time.monotonic()
     with open(f'{folder}/train.bin', 'wb') as train, open(f'{folder}/val.bin', 'wb') as val:
         bins = dict(train=train, val=val)
-        for split, text in documents:
+        for number, (split, text) in enumerate(documents):
             ids = encoding.encode(text) + [encoding.eot_token]
             bins[split].write(np.array(ids, dtype='<u2').tobytes())
             val.flush()         # a disk that train.bin has filled would have no room for it
             n_tokens += len(ids)
             if n_tokens >= most_tokens:
                 break
-            if sys.stderr.isatty() and time.monotonic() > printed + 1:
-                printed = time.monotonic()
+            if number % 1000 == 999 and sys.stderr.isatty():
                 print(f'{n_tokens / 1e6:.1f}M tokens', end='\r', file=sys.stderr)
-    for split in SPLITS:
-        check(tokens_in(folder)[split], f'too little text: the {split} split is empty')
+    n = tokens_in(folder)
+    check(n['train'] and n['val'], 'too little text: the training or the held-out part is empty')
 
 
 # a folder of data/ --------------------------------------------------------------------------------
@@ -263,10 +246,7 @@ def in_words(folder):
 
 
 def worth(folder):
-    """
-    What may replace what: inf for a whole data set, and for a part its tokens, but 0 if it has no
-    window for config/groups.py.
-    """
+    """What may replace it: inf if it is whole, a part's tokens, 0 if it has no window of 512."""
     if not os.path.exists(folder):
         return 0
     if read_meta(folder).get('complete', True):
@@ -288,9 +268,7 @@ def open_encoding(name, folder=None):
 def open_data(name, model_tokenizer=None, vocab_size=math.inf):
     """
     The data set or task `name` -> a Text or a tasks.Problems. torchdocs is made if it is missing.
-
-    model_tokenizer, vocab_size: those of the model that is to read it; ValueError if they do not
-    fit.
+    ValueError if it does not fit model_tokenizer and vocab_size, those of the model that reads it.
     """
     check(name, 'this model came without a data set: name one with --dataset')
     if name == 'torchdocs' and not os.path.exists('data/torchdocs'):
@@ -304,10 +282,8 @@ def open_data(name, model_tokenizer=None, vocab_size=math.inf):
 
 def held_out_windows(checkpoint, n, dataset=None, dev='cpu'):
     """
-    n held-out windows for a checkpoint's model, evenly spread over its data set, or over another.
-
-    Returns the data set, as open_data does, idx and targets (n, T), and on a task the depth (n, T)
-    of each label, otherwise None.
+    n held-out windows for a checkpoint's model, evenly spread over its data set, or over another ->
+    the data set, as of open_data, idx and targets (n, T), and on a task the depths (n, T), or None.
     """
     args = checkpoint['model_args']
     examples = open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
@@ -343,8 +319,9 @@ class Text:
         meta = read_meta(folder)
         self.name = name
         self.folder = folder
-        self.train = np.memmap(f'{folder}/train.bin', dtype='<u2', mode='r')
-        self.val = np.memmap(f'{folder}/val.bin', dtype='<u2', mode='r')
+        # a full disk may have halved the last token
+        self.train, self.val = (np.memmap(f'{folder}/{split}.bin', dtype='<u2', mode='r', shape=n)
+                                for split, n in tokens_in(folder).items())
         self.tokenizer = meta['tokenizer']
         self.vocab_size = meta['vocab_size']
         if self.tokenizer.startswith(STORED):
@@ -362,10 +339,7 @@ class Text:
               'with a next token: lower --block_size')
 
     def batch(self, rng, rows, T, mine=slice(None)):
-        """
-        Draw `rows` windows of the training text, the same in all processes -> those in the slice
-        `mine`: x, y (B, T) int64.
-        """
+        """Draw `rows` windows of the training text -> those in the slice `mine`: x, y (B, T)."""
         return windows(self.train, rng.integers(len(self.train) - T, size=rows)[mine], T)
 
     def n_held_out(self, T):

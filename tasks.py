@@ -6,18 +6,16 @@ Problems that need many loop steps, with the number of steps of each answer.
     python tasks.py config/maze.py          those of a config file, here of a task in zoo/
     python train.py config/calc.py          trains on problems, which are made batch by batch
 
-To add a task, write a dataclass that inherits Task and enter it in TASKS, here or in a file of your
-own. `python tasks.py NAME` compares the oracle's answers with the labels (the depths are not
-compared), and `python train.py config/calc.py --dataset=NAME --out_dir=out-NAME` trains on the
-task. If it is in your own mine.py, write mine.py before the flags of each command.
+To add a task, write a dataclass that inherits Task and enter it in TASKS, here or in a mine.py of
+your own. `python tasks.py mine.py NAME` compares the oracle's answers with the labels (not the
+depths), and `python train.py config/calc.py mine.py --dataset=NAME --out_dir=out-NAME` trains.
 
     rng, rows, T    numpy's random generator, the number of problems, the tokens in each problem
     x               (rows, T) int64, the tokens
     y               (rows, T) int64, the label of each token: the right answer, as a token;
                     NOT_ASKED where there is no label, but each problem has at least one
-    depth           (rows, T) int64, the steps of the solution that goes from token to token, as in
-                    calc from the last `=v` on. It bounds the loop steps that the label needs from
-                    above, since a transformer may take shortcuts. 0 for a token that needs only
+    depth           (rows, T) int64, the steps of the solution that goes from token to token. A
+                    transformer may take shortcuts, and need fewer. 0 for a token that needs only
                     itself, or has no label
 """
 import functools
@@ -28,16 +26,16 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
-from common.configurator import build
-from common.encoding import Words, texts_of
+from common.configurator import Count, build
+from common.encoding import Words
 from common.errors import check
 from common.terminal import paint
 
 # -------------------------------------------------------------------------------------------------
 dataset = 'calc'        # a name in TASKS, with other knobs if you like: calc:p=7,reset=0.1
 model_class: str | None = None  # MODULE:CLASS, a model whose file has the task, as in zoo/
-block_size: int | None = None   # T, the tokens in a problem; None = the task's own
-rows = 1000             # problems to check with the oracle
+block_size: Count = 24  # T, the tokens in a problem
+rows: Count = 1000      # problems to check with the oracle
 seed = 0
 # -------------------------------------------------------------------------------------------------
 
@@ -60,36 +58,27 @@ class Task:
         task(rng, rows, T) -> x, y, depth       the problems, (rows, T) each
         task.words() -> list of str             the text of each token
 
-    and may have what follows here.
+    and may have what follows here, and these methods:
+
+        oracle(words) -> list of str            the right answers to a problem, computed in another
+                                                way; None where there is no label
+        picture(x, y, guesses, steps) -> str    a problem as it is printed, all (T,); steps: the
+                                                loop steps of each token, to colour it, or None
+        valid(x, guesses) -> (B,) bool          which problems (B, T) the rules alone call solved
     """
-    shapes = ()         # the names of the fields on which the words depend
-    block_size = 24             # T of the problems that tasks.py prints
+    shapes = ()                 # the names of the fields on which the words depend
     most_held_out = 2 ** 20     # tokens in all held-out problems of one length
-
-    # oracle(words) -> list of str: the right answers to a problem, computed in another way; None
-    # where there is no label
-    oracle = None
-
-    # picture(x, y, guesses, steps) -> str: a problem as it is printed, all (T,). steps: the loop
-    # steps of each token, to colour it, or None
-    picture = None
-
-    # valid(x, guesses) -> (B,), bool: which problems (B, T) are solved, as the rules alone tell
-    valid = None
+    oracle = picture = valid = None
 
     def budget(self, T, wakes=True):
         """
         The loop steps for a problem of T tokens, unless the user says more; None = the model's own.
-        Here, if tokens may sleep and wake: enough for news that travels one token per step, there
-        and back.
+        Here, if tokens wake: enough for news that travels one token per step, there and back.
         """
         return 2 * T + 100 if wakes else None
 
     def batch(self, rng, rows, T):
-        """
-        The problems of a training batch, if they are others than those held out: x, y, depth. It
-        may have a whole multiple of rows, and fewer tokens than T.
-        """
+        """A training batch: x, y, depth of a whole multiple of rows, and of T tokens or fewer."""
         return self(rng, rows, T)
 
     def read(self, text):
@@ -103,9 +92,7 @@ class Calc(Task):
     Running arithmetic modulo p: `=v` sets the value to v, `+v` and `*v` (v > 0) change it.
 
     The label of each token is the value so far, written `=v`. The first token is a `=v`, and so is
-    each later one with probability `reset`. The depth is the distance from the last `=v`: the
-    steps of the token-by-token solution. They are an upper bound, since transformers may take
-    shortcuts.
+    each later one with probability `reset`. The depth is the distance from the last `=v`.
     """
     p: int = 5
     reset: float = 0.2
@@ -162,12 +149,7 @@ def is_task(dataset):
 
 
 class Problems:
-    """
-    The problems of a task, with the methods of a data.Text: see there.
-
-    A batch depends only on the generator that `batch` is given. The held-out problems have a seed
-    of their own, so they are the same in every script.
-    """
+    """The problems of a task, with the methods of a data.Text: see there."""
     is_task = True
     tokenizer_json = None
     n_problems = 2048           # held out; of long ones there are fewer, see n_held_out
@@ -181,15 +163,14 @@ class Problems:
         self.tokenizer = self.encoding.name
         self.vocab_size = self.encoding.n_vocab
         self.description = f'problems of {dataset}, made as they are needed'
-        knobs = asdict(self.task)
-        self.sha256 = hashlib.sha256(repr((self.name, knobs)).encode()).hexdigest()
+        knobs = repr((self.name, asdict(self.task)))
+        self.sha256 = hashlib.sha256(knobs.encode()).hexdigest()
 
     def make(self, rng, rows, T):
         """Problems: x, y, depth (rows, T)."""
         arrays = self.task(rng, rows, T)
         check(all(array.shape == (rows, T) and array.dtype == np.int64 for array in arrays),
-              f'the task {self.name} must make three arrays of int64 (rows, T), not '
-              f'{[(array.dtype.name, *array.shape) for array in arrays]}')
+              f'the task {self.name} must make three arrays of int64, {rows} x {T} each')
         return arrays
 
     def answers(self, x):
@@ -203,9 +184,7 @@ class Problems:
     def solve(self, text):
         """
         A problem as somebody types it, '=2 +3 *4', with the oracle's answers -> x, y (1, T).
-
-        y has no labels if the task has no oracle. ValueError for an unknown word, or if the words
-        are not a problem of the task.
+        ValueError if it is none of the task. Without an oracle y has no labels.
         """
         x = np.array(self.encoding.encode(' '.join(self.task.read(text))))
         check(len(x), 'the problem has no words')
@@ -213,23 +192,19 @@ class Problems:
         return x[None], y[None]
 
     def wrong_rows(self, x, y):
-        """The rows in which a label of y is not the oracle's answer to x (rows, T), as numbers."""
+        """The numbers of the rows in which a label of y is not the oracle's answer to x."""
         return [row for row, (problem, labels) in enumerate(zip(x, y))
                 if ((labels != NOT_ASKED) & (labels != self.answers(problem))).any()]
 
     def check_fits(self, T, rows=1):
         """ValueError if T or a knob does not fit the task, or a token is not one of its words."""
-        check(T >= 1, f'a problem has at least one token, not {T}')
         x, y, _ = self.make(np.random.default_rng(0), rows, T)
         tokens = np.concatenate((x.flatten(), y[y != NOT_ASKED]))
         check(0 <= tokens.min() <= tokens.max() < self.vocab_size, f'the task {self.name} has '
               f'{self.vocab_size} words, and tokens from {tokens.min()} to {tokens.max()}')
 
     def batch(self, rng, rows, T, mine=slice(None)):
-        """
-        Make a batch of `rows` problems and return the slice `mine` of them: x, y (B, T). The task
-        may make shorter problems, and several in place of each, see Task.batch.
-        """
+        """The slice `mine` of a batch of `rows` problems: x, y (B, T). See Task.batch."""
         x, y, _ = self.task.batch(rng, rows, T)
         n, T_batch = x.shape
         check(n > 0 and n % rows == 0 and T_batch <= T, f'a batch of {self.name} must have a '
@@ -238,12 +213,12 @@ class Problems:
         return torch.from_numpy(x).flatten(0, 1), torch.from_numpy(y).flatten(0, 1)
 
     def n_held_out(self, T):
-        """How many held-out problems of T tokens there are; of long ones there are fewer."""
+        """How many held-out problems of T tokens there are."""
         return max(1, min(self.n_problems, self.task.most_held_out // T))
 
     @functools.cache
     def all_held_out(self, T):
-        """The held-out problems of T tokens: x, y, depth (n_held_out(T), T)."""
+        """The held-out problems of T tokens, of a fixed seed: x, y, depth (n_held_out(T), T)."""
         n = self.n_held_out(T)
         return self.make(np.random.default_rng([n, *b'held-out']), n, T)
 
@@ -261,8 +236,7 @@ class Problems:
 def problems_of(checkpoint, dataset=None):
     """
     The problems that a checkpoint's model solves: those of its own task, or of `dataset`, the same
-    task with other knobs: calc:reset=0.01 has deeper problems than calc. Any T can be asked for.
-    ValueError if the model has learned other words.
+    task with other knobs. ValueError if the model has learned other words.
     """
     problems = Problems(dataset or checkpoint['config']['dataset'])
     reads = checkpoint['tokenizer']
@@ -275,8 +249,7 @@ def problems_of(checkpoint, dataset=None):
 
 def print_problem(problems, x, y, guesses=None, steps=None, in_colour=False, who='model'):
     """
-    Print a problem: the task's picture, or else lines of words, wrapped to the width of the
-    terminal.
+    Print a problem: the task's picture, or lines of words, wrapped to the width of the terminal.
 
     x, y, guesses, steps: (T,), its tokens, labels, the guesses of `who`, and the loop steps of each
     token. in_colour: guesses on the colour of their loop steps. A wrong guess is written !word!.
@@ -287,11 +260,11 @@ def print_problem(problems, x, y, guesses=None, steps=None, in_colour=False, who
         return
 
     # lines of words
-    lines = dict(problem=texts_of(x, problems.encoding), right=texts_of(y, problems.encoding))
+    texts = problems.encoding.texts
+    lines = dict(problem=texts(x), right=texts(y))
     if guesses is not None:
-        words = texts_of(guesses, problems.encoding)
         lines[who] = [word if label in (guess, NOT_ASKED) else f'!{word}!'
-                      for word, guess, label in zip(words, guesses, y)]
+                      for word, guess, label in zip(texts(guesses), guesses, y)]
     if steps is not None:
         lines['loops'] = [f'{n:.1f}'.removesuffix('.0') for n in steps]
 
@@ -308,13 +281,12 @@ def print_problem(problems, x, y, guesses=None, steps=None, in_colour=False, who
         print()
 
 
-def show(dataset, model_class=None, block_size=None, rows=1000, seed=0):
+def show(dataset, model_class=None, T=24, rows=1000, seed=0):
     """Print problems of a task and compare all `rows` of them with the oracle. See the knobs."""
     if model_class:
         from common.checkpoint import class_of
         class_of(model_class, named=True)
     problems = Problems(dataset)
-    T = problems.task.block_size if block_size is None else block_size
     problems.check_fits(T)
     x, y, depth = problems.make(np.random.default_rng(seed), rows, T)
     print(f'{dataset}: {problems.vocab_size} words, {T} tokens per problem\n')
@@ -323,13 +295,12 @@ def show(dataset, model_class=None, block_size=None, rows=1000, seed=0):
     for row in wrong[:1] or range(min(3, rows)):
         guesses = problems.answers(x[row]) if has_oracle else None
         print_problem(problems, x[row], y[row], guesses, who='oracle')
-    depths, counts = np.unique(depth[y != NOT_ASKED], return_counts=True)
-    shares = 100 * counts / counts.sum()
-    print('labels by depth: ' + ', '.join(f'{d} {share:.1f}%' for d, share in zip(depths, shares)))
-    if has_oracle:
-        print(f'{rows} problems: the oracle disagrees with {len(wrong)}')
-    else:
+    depth = depth[y != NOT_ASKED]
+    print(f'labels are {depth.mean():.1f} steps deep on average, {depth.max()} at most')
+    if not has_oracle:
         print(f'{rows} problems, not checked: the task has no oracle')
+        return
+    print(f'{rows} problems: the oracle disagrees with {len(wrong)}')
     if wrong:
         raise SystemExit(1)
 

@@ -10,14 +10,13 @@ knobs on which its words depend, calc:p=5. An encoding has
     eot_token, ends     the token that is written after each document; all tokens that end a text
     encode(text)        -> tokens; in front of them the begin-of-text token, if the tokenizer has
                         one. '<s>' in the text is three letters, never a token that begins or ends
-    decode(tokens)      -> text
-    decode_single_token_bytes(token)    -> the bytes of its text; those of a tokenizer.json have
-                        '\ufffd' for a part of a letter
+    decode(tokens)      -> text, with '\ufffd' for a part of a letter
 """
 import hashlib
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import tiktoken
 
@@ -32,15 +31,14 @@ ENDS = EOT, '<|end_text|>', '</s>', '<eos>', '<|im_end|>'
 
 def open_text_encoding(name, folder=None):
     """
-    The encoding of texts that has this name. ValueError if it is unavailable.
-
-    folder: that of a checkpoint or a data set; a tokenizer.json is read from it.
+    The encoding of texts of this name. ValueError if it is unavailable. folder: of a checkpoint or
+    a data set, whose tokenizer.json is read.
     """
     if name == 'bytes':
         ranks = {bytes([i]): i for i in range(256)}         # token i is byte i
         # pieces of any length give the same tokens, and those of 16 bytes are fast
-        return OfTiktoken(tiktoken.Encoding('bytes', pat_str=r'[\s\S]{1,16}', mergeable_ranks=ranks,
-                                            special_tokens={EOT: 256}))
+        return of_tiktoken(tiktoken.Encoding('bytes', pat_str=r'[\s\S]{1,16}',
+                                             mergeable_ranks=ranks, special_tokens={EOT: 256}))
     if name.startswith(STORED) or name.endswith('.json'):
         path = os.path.join(folder, 'tokenizer.json') if folder else name
         with explain(f"cannot read '{path}'", 'take the tokenizer.json beside the weights'):
@@ -50,20 +48,14 @@ def open_text_encoding(name, folder=None):
         return encoding
     check(':' not in name, f"no task has the words '{name}': {OWN_FILE}")
     with explain(f"cannot load the tokenizer '{name}'", 'bytes needs no network'):
-        return OfTiktoken(tiktoken.get_encoding(name))
+        return of_tiktoken(tiktoken.get_encoding(name))
 
 
-class OfTiktoken:
-    """An encoding of tiktoken."""
-
-    def __init__(self, encoding):
-        self.name = encoding.name
-        self.n_vocab = encoding.n_vocab
-        self.eot_token = encoding.eot_token
-        self.ends = [encoding.eot_token]
-        self.encode = encoding.encode_ordinary
-        self.decode = encoding.decode
-        self.decode_single_token_bytes = encoding.decode_single_token_bytes
+def of_tiktoken(encoding):
+    """An encoding of tiktoken, with the names of this file."""
+    return SimpleNamespace(name=encoding.name, n_vocab=encoding.n_vocab,
+                           eot_token=encoding.eot_token, ends=[encoding.eot_token],
+                           encode=encoding.encode_ordinary, decode=encoding.decode)
 
 
 class TokenizerJson:
@@ -99,12 +91,9 @@ class TokenizerJson:
     def decode(self, tokens):
         return self.tokenizer.decode(tokens, skip_special_tokens=False)
 
-    def decode_single_token_bytes(self, token):
-        return self.decode([token]).encode()
-
 
 class Words:
-    """The words of a task: each is a token. They are listed; a problem has no end."""
+    """The words of a task: each is a token. A problem has no end."""
     ends = ()
 
     def __init__(self, name, vocabulary):
@@ -123,10 +112,12 @@ class Words:
         return [self.tokens[word] for word in words]
 
     def decode(self, tokens):
-        return ' '.join(self.vocabulary[token] for token in tokens)
+        return ' '.join(self.texts(tokens))
 
-    def decode_single_token_bytes(self, token):
-        return self.vocabulary[token].encode()
+    def texts(self, tokens):
+        """The word of each token; none for NOT_ASKED, #NUMBER for one that a model has beside."""
+        words = dict(enumerate(self.vocabulary))
+        return ['' if token < 0 else words.get(token, f'#{token}') for token in tokens]
 
 
 def train_bpe(texts, vocab_size):
@@ -145,22 +136,3 @@ def read_prompt(start):
     path = start.removeprefix('FILE:')
     with explain(f"cannot read '{path}'", 'a prompt is UTF-8 text', UnicodeDecodeError):
         return Path(path).expanduser().read_text(encoding='utf-8-sig')
-
-
-def text_of(token, encoding):
-    """
-    The text of a token; bytes that are not UTF-8 as \\xNN, a token without text as #NUMBER, and
-    no text for a negative one, which is no token.
-
-    encoding: None for a model that came without a tokenizer.
-    """
-    if token < 0:
-        return ''
-    if encoding is None or token >= encoding.n_vocab:
-        return f'#{token}'
-    return encoding.decode_single_token_bytes(token).decode('utf-8', 'backslashreplace')
-
-
-def texts_of(tokens, encoding):
-    """The text of each token."""
-    return [text_of(token, encoding) for token in tokens]

@@ -1,19 +1,15 @@
 """
-What stands in pretrained/: four small models, and thresholds for their exit rules. Pages of three
-of the models are in assets/.
+The four models of pretrained/, and the pages of three of them in assets/.
 
     python -m pretrained.make               the pages, for the models that are there
     python -m pretrained.make --weights     trains the models anew before that: an hour of a core
 
-The thresholds stand in pretrained/NAME/exits.json, each with the command that found it. They belong
-to the weights that ship, so new weights remove them.
+The thresholds in pretrained/NAME/exits.json belong to the weights, so new weights remove them.
 """
-import json
-import os
 import subprocess
 import sys
 
-from common.checkpoint import read_checkpoint, save_checkpoint
+from common.checkpoint import read_checkpoint, save_checkpoint, stored_exits
 from common.configurator import configure
 from common.errors import run
 from common.files import ROOT
@@ -43,33 +39,22 @@ def train(name):
     checkpoint = read_checkpoint(f'{ROOT}/{folder}')
     small = {key: checkpoint[key] for key in KEPT}
     if name == 'maze':      # all mazes come to rest, and more of them are solved
-        small['model_args'] = checkpoint['model_args'] | dict(damping=0.3)
-    small['config'] = checkpoint['config'] | dict(out_dir=f'pretrained/{name}')
-    small['model'] = {key: weight.half() for key, weight in checkpoint['model'].items()}
+        small['model_args']['damping'] = 0.3
+    small['config']['out_dir'] = f'pretrained/{name}'
+    small['model'] = {key: weight.half() for key, weight in small['model'].items()}
     save_checkpoint(small, f'{ROOT}/pretrained/{name}/ckpt.pt')
-
-
-def commands(name):
-    """How the thresholds of a model were found, [] if it has none."""
-    path = f'{ROOT}/pretrained/{name}/exits.json'
-    if not os.path.exists(path):
-        return []
-    with open(path, encoding='utf-8') as f:
-        return sorted({row['how'] for row in json.load(f)['exits']})
 
 
 def main():
     for name in MODELS:
-        path = f'{ROOT}/pretrained/{name}/ckpt.pt'
         if weights:
-            found = commands(name)
+            found = {row['how'] for row in stored_exits(f'{ROOT}/pretrained/{name}')}
             train(name)
             print(f'{name} has new weights, and no thresholds. Measure them anew; the earlier ones '
-                  'were found so:', *found, sep='\n    ')
+                  'were found so:', *sorted(found), sep='\n    ')
         if name in PAGES:
             subprocess.run([sys.executable, '-m', 'page', f'--out_dir=pretrained/{name}',
                             *PAGES[name]], cwd=ROOT, check=True)
-        print(f'{path}: {os.path.getsize(path) / 1e6:.2f} MB')
 
 
 if __name__ == '__main__':

@@ -13,7 +13,6 @@ from typing import Literal
 
 import numpy as np
 
-from common.errors import check
 from tasks import NOT_ASKED, TASKS, Task, steps_since
 
 
@@ -27,7 +26,6 @@ class Hop(Task):
     find(i) = the largest j <= i with v_(j-1) = v_i. The label of each letter is the letter p hops
     away, or `-` if a hop leads nowhere; the depth is the number of hops tried.
     """
-
     letters: int = 4
     hops: int = 4
 
@@ -68,8 +66,6 @@ class Hop(Task):
     def oracle(self, words):
         """Search for each hop letter by letter, as the definition says."""
         p, v = words[0], words[1:]
-        check(p.isdigit() and all(letter.isalpha() for letter in v),
-              'it must be a number of hops and then letters')
         answers = [None]
         for i in range(len(v)):
             for _ in range(int(p)):
@@ -90,11 +86,9 @@ class Group(Task):
 
     `=g` sets the value to g, and `g` multiplies it by g from the right. The label of each token is
     the value so far, written `g`. The first token is a `=g`, and so is each later one with
-    probability `reset`. The depth is the distance from the last `=g`: the steps of the
-    token-by-token solution, an upper bound, since transformers may take shortcuts. In S5 the best
-    of these still need a depth that grows with the length of the product (Liu et al. 2023).
+    probability `reset`. The depth is the distance from the last `=g`. In S5 even the best shortcuts
+    need a depth that grows with the length of the product (Liu et al. 2023).
     """
-
     name: Literal['S3', 'S5'] = 'S3'
     reset: float = 0.2
 
@@ -119,9 +113,8 @@ class Group(Task):
 
     def oracle(self, words):
         """Multiply permutation matrices."""
-        check(words[0][0] == '=', 'it must begin with =g')
-        eye = np.eye(len(GROUPS[self.name][0]), dtype=int)
-        value, answers = None, []
+        value = eye = np.eye(len(GROUPS[self.name][0]), dtype=int)
+        answers = []
         for word in words:
             matrix = eye[:, [int(digit) for digit in word.lstrip('=')]]
             value = matrix if word[0] == '=' else value @ matrix

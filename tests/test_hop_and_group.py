@@ -26,10 +26,6 @@ def test_labels_are_the_oracles(text):
     problems = tasks.Problems(text)
     x, y, depth = problems.make(np.random.default_rng(0), 200, 24)
     assert problems.wrong_rows(x, y) == []
-    # all tokens have a label, except hop's p; only labels have a depth
-    first = int(text[:3] == 'hop')
-    assert ((y != tasks.NOT_ASKED) == (np.arange(24) >= first)).all()
-    assert (depth[y == tasks.NOT_ASKED] == 0).all()
     if text == 'hop':       # the depth is p where the whole chain exists, and at most p elsewhere
         p, whole = np.tile(x[:, :1] - 5, (1, 23)), y[:, 1:] != 4
         assert (depth[:, 1:] <= p).all() and (depth[:, 1:][whole] == p[whole]).all()
@@ -42,6 +38,5 @@ def test_the_oracles_by_hand():
     problems = tasks.Problems('group')
     _, y = problems.solve('=021 102 =120')
     assert problems.encoding.decode(y[0]) == '021 201 120'
-    for text in '021 =120', '=021 201 a':
-        with pytest.raises(ValueError):
-            problems.solve(text)
+    with pytest.raises(ValueError):
+        problems.solve('=021 201 a')

@@ -1,6 +1,4 @@
 """Tasks against their oracles and by hand, problems that never change, a new task, bad input."""
-from dataclasses import dataclass
-from typing import Callable
 from unittest import mock
 
 import numpy as np
@@ -39,25 +37,17 @@ def test_problems_never_change():
 def test_calc_by_hand():
     """The value so far, and how far back it was set."""
     assert tasks.Calc().oracle('=4 *3 +2 =1 *4'.split()) == ['=4', '=2', '=4', '=1', '=4']
-    x, _, depth = made('calc', rows=1)
-    steps = 0
-    for token, d in zip(x[0], depth[0]):
-        steps = 0 if token < 5 else steps + 1
-        assert d == steps
+    sets = np.array([[True, False, False, True, False]])
+    assert tasks.steps_since(sets).tolist() == [[0, 1, 2, 0, 1]]
 
 
 def test_held_out_problems_are_not_trained_on():
     problems = tasks.Problems('calc')
     problems.n_problems = 64
     x, y = problems.held_out(range(64), 24)
-    assert problems.n_held_out(24) == 64 and problems.depths(24).shape == (64, 24)
     assert torch.equal(problems.held_out([3, 5], 24)[1], y[[3, 5]])
-    assert problems.held_out([0], 8)[0].shape == (1, 8)         # another T after the first
-    whole, labels = problems.batch(np.random.default_rng(0), 2000, 24)
+    whole, _ = problems.batch(np.random.default_rng(0), 2000, 24)
     assert not set(map(tuple, whole.tolist())) & set(map(tuple, x.tolist()))
-    # a process of several takes its part of the batch
-    part = problems.batch(np.random.default_rng(0), 2000, 24, slice(2, 4))
-    assert torch.equal(part[0], whole[2:4]) and torch.equal(part[1], labels[2:4])
     # spread evenly, from the first to the last
     assert spread(problems, 4, 24).tolist() == [0, 21, 42, 63]
     with pytest.raises(ValueError):
@@ -70,17 +60,14 @@ def test_a_run_can_have_other_problems_of_its_task():
                       model_args=dict(block_size=8192, vocab_size=13))
     assert tasks.problems_of(checkpoint).task == tasks.Calc(p=5, reset=0.2)
     deep = tasks.problems_of(checkpoint, 'calc:reset=0.01')
-    x, y, depth = deep.all_held_out(100)
-    assert x.shape == (2048, 100) and depth.max() > 50 and deep.wrong_rows(x[:7], y[:7]) == []
     # how many there are to draw windows from: fewer of long ones
     assert [deep.n_held_out(T) for T in (24, 512, 8192, 2 ** 21)] == [2048, 2048, 128, 1]
     problems, idx, targets, depth = data.held_out_windows(checkpoint, 3, 'calc:reset=0.01')
     x, y = problems.held_out([0, 64, 127], 8192)
     assert torch.equal(idx, x) and torch.equal(targets, y)
     assert depth.shape == (3, 8192) and depth.max() > 300
-    for dataset in 'calc:p=7', 'torchdocs':
-        with pytest.raises(ValueError):
-            tasks.problems_of(checkpoint, dataset)
+    with pytest.raises(ValueError):
+        tasks.problems_of(checkpoint, 'calc:p=7')
 
 
 def test_a_problem_can_be_typed():
@@ -91,29 +78,22 @@ def test_a_problem_can_be_typed():
     for text in '=2 /3', '+2 =3', ' ':
         with pytest.raises(ValueError):
             problems.solve(text)
-
-
-@pytest.mark.parametrize('text, T', [
-    ('clac', 24), ('calc:rest=0.1', 24), ('calc:p=1', 24), ('calc:reset', 24), ('calc', 0)])
-def test_bad_input(text, T):
     with pytest.raises(ValueError):
-        tasks.Problems(text).check_fits(T)
+        tasks.Problems('calc:p=1')
 
 
-@dataclass
 class Echo(tasks.Task):
-    """A task as a user writes it, with a knob and an oracle; `change` spoils what it makes."""
-    n: int = 3
-    change: Callable = lambda x, y, depth: (x, y, depth)
+    """A task as a user writes it, with an oracle; `change` spoils what it makes."""
 
-    shapes = ('n',)
+    def change(self, x, y, depth):
+        return x, y, depth
 
     def __call__(self, rng, rows, T):
-        x = rng.integers(self.n, size=(rows, T))
+        x = rng.integers(3, size=(rows, T))
         return self.change(x, x.copy(), np.zeros((rows, T), dtype=np.int64))
 
     def words(self):
-        return list('abcdef'[:self.n])
+        return list('abc')
 
     def oracle(self, words):
         return words
@@ -121,19 +101,18 @@ class Echo(tasks.Task):
 
 @pytest.fixture
 def echo(monkeypatch):
-    """echo(change, **methods): the task `echo` is an Echo with this change and these methods."""
-    def enter(change=Echo.change, **methods):
-        kind = type('Echo', (Echo,), methods)
-        monkeypatch.setitem(tasks.TASKS, 'echo', lambda: kind(change=change))
+    """echo(**methods): the task `echo` is an Echo with these methods."""
+    def enter(**methods):
+        monkeypatch.setitem(tasks.TASKS, 'echo', type('Echo', (Echo,), methods))
     enter()
     return enter
 
 
 @pytest.mark.parametrize('spoilt', [
-    dict(change=lambda x, y, depth: (x < 2, x < 2, depth)),
-    dict(change=lambda x, y, depth: (x, y, depth[:, 1:])),
-    dict(change=lambda x, y, depth: (x, y - 1, depth)),
-    dict(change=lambda x, y, depth: (x + 1, y, depth)),
+    dict(change=lambda self, x, y, depth: (x < 2, x < 2, depth)),
+    dict(change=lambda self, x, y, depth: (x, y, depth[:, 1:])),
+    dict(change=lambda self, x, y, depth: (x, y - 1, depth)),
+    dict(change=lambda self, x, y, depth: (x + 1, y, depth)),
     dict(oracle=lambda self, words: words[:1]), dict(oracle=lambda self, words: ['z'] * 24)])
 def test_a_task_is_checked_against_its_words(echo, spoilt):
     tasks.show('echo')
@@ -143,26 +122,25 @@ def test_a_task_is_checked_against_its_words(echo, spoilt):
 
 
 def test_the_first_problem_on_which_the_oracle_disagrees_is_shown(echo, capsys):
-    echo(lambda x, y, depth: (
+    echo(change=lambda self, x, y, depth: (
         x, np.where(np.arange(len(x)) == 13, (y.T + 1) % 3, y.T).T, depth))
-    with pytest.raises(SystemExit) as stop:
+    with pytest.raises(SystemExit, match='1'):
         tasks.show('echo', rows=20)
-    assert stop.value.code == 1
     printed = capsys.readouterr().out
     assert 'disagrees with 1\n' in printed and printed.count('!') == 2 * 24
 
 
 def test_a_task_without_an_oracle(echo, capsys):
-    echo(oracle=None, block_size=7)
+    echo(oracle=None)
     tasks.show('echo')
     printed = capsys.readouterr().out
-    assert 'not checked' in printed and 'oracle ' not in printed and ' 7 tokens' in printed
+    assert 'not checked' in printed and 'oracle ' not in printed
     x, y = tasks.Problems('echo').solve('a b')
     assert x.tolist() == [[0, 1]] and (y == tasks.NOT_ASKED).all()
 
 
 def test_a_training_batch_may_have_more_and_shorter_problems(echo):
-    """The same in all processes, each of which takes its part; those held out have all tokens."""
+    """The same in all processes, each of which takes its part."""
     echo(batch=lambda self, rng, rows, T: self(rng, 3 * rows, T - 2))
     problems = tasks.Problems('echo')
     x, _, _ = problems.make(np.random.default_rng(0), 12, 10)
@@ -170,7 +148,6 @@ def test_a_training_batch_may_have_more_and_shorter_problems(echo):
              for mine in (slice(None), slice(0, 2), slice(2, 4))]
     for (tokens, labels), rows in zip(parts, (slice(12), slice(6), slice(6, 12)), strict=True):
         assert tokens.tolist() == labels.tolist() == x[rows].tolist()
-    assert problems.held_out([0], 12)[0].shape == (1, 12)
     for shape in (4, 13), (5, 12), (0, 12):
         echo(batch=lambda self, rng, rows, T: self(rng, *shape))
         with pytest.raises(ValueError):
@@ -205,4 +182,4 @@ def test_a_task_in_a_file_of_ones_own(tmp_path, monkeypatch):
         "TASKS['mine'] = Mine\n")
     printed = finished('mine.py', 'mine:p=3', '--rows=20', script='tasks.py')
     assert '20 problems: the oracle disagrees with 0' in printed
-    refused('calc', '--seed=-1', script='tasks.py')
+    refused('calc', '--rows=0', script='tasks.py')

@@ -270,7 +270,6 @@ class Sudokus(tasks.Task):
     with_singles: bool = False
     more: int = 15
 
-    block_size = 729
     most_held_out = 200 * 729
 
     def __call__(self, rng, rows, T):
