@@ -18,8 +18,7 @@ in microseconds; here the units are built in, and what to do with them is learne
     T           n^3, candidates: digit by digit, cell by cell, row by row
     h, w        rows and columns of a box
     board       (n * n,) digits from 1, 0 = open
-    singles     the rules that fill a cell with one digit left, and the only cell of a unit that is
-                left for a digit
+    singles     the rule that the last candidate that is left in a unit is right
     H, D        heads; width of a head
 """
 import lzma
@@ -39,11 +38,6 @@ from common.terminal import paint
 from model import GPT, Block, CausalSelfAttention, GPTConfig, attend_near
 from tasks import NOT_ASKED
 
-# --------------------------------------------------------------------------------------------------
-n_boards = 5000
-seed = 1
-# --------------------------------------------------------------------------------------------------
-
 BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3), 12: (3, 4), 16: (4, 4)}       # n: (h, w)
 DIGITS = '123456789ABCDEFG'
 OPEN, GIVEN, RULED_OUT, NO, YES = range(5)
@@ -62,21 +56,16 @@ def side_of(T):
 @lru_cache
 def units_of(n):
     """
-    The units: their members (4, n^2, n), which are candidates, by kind (cell, row, column, box);
-    and the unit of each candidate, (4, n^3).
+    The units by kind (cell, row, column, box): their members (4, n^2, n), which are candidates; the
+    unit of each candidate (4, n^3); and its units' members (n^3, 4 n), which it reads.
     """
     h, w = BOXES[n]
     row, column, digit = np.indices((n, n, n)).reshape(3, -1)
     box = row // h * h + column // w
     unit = np.stack((row * n + column, row * n + digit, column * n + digit, box * n + digit))
-    return np.argsort(unit, axis=1, kind='stable').reshape(4, n * n, n), unit
-
-
-@lru_cache
-def near_of(n):
-    """The candidates (n^3, 4 n) that each of them reads: its units, one kind after another."""
-    members, unit = units_of(n)
-    return np.concatenate([members[kind, unit[kind]] for kind in range(4)], axis=1)
+    members = np.argsort(unit, axis=1, kind='stable').reshape(4, n * n, n)
+    near = np.concatenate([members[kind, unit[kind]] for kind in range(4)], axis=1)
+    return members, unit, near
 
 
 # a search, in sets of candidates that are the bits of one number ----------------------------------
@@ -84,9 +73,9 @@ def near_of(n):
 @lru_cache
 def bits_of(n):
     """All units, a list of sets; and the rivals of each candidate, the others in its units."""
-    members, _ = units_of(n)
-    units = [sum(1 << int(t) for t in unit) for unit in members.reshape(-1, n)]
-    rivals = [sum(1 << int(t) for t in {*near} - {own}) for own, near in enumerate(near_of(n))]
+    units, _, near = units_of(n)
+    units = [sum(1 << int(t) for t in unit) for unit in units.reshape(-1, n)]
+    rivals = [sum(1 << int(t) for t in {*reads} - {own}) for own, reads in enumerate(near)]
     return units, rivals
 
 
@@ -99,12 +88,12 @@ def members(candidates):
 
 
 def fill(board, n):
-    """The candidates that the clues leave, a set."""
-    _, rivals = bits_of(n)
+    """The candidates that the clues of a board leave, a set, and all units."""
+    units, rivals = bits_of(n)
     left = (1 << n ** 3) - 1
     for t in np.flatnonzero(candidates_of(board, n) == GIVEN):
         left &= ~rivals[t]
-    return left
+    return left, units
 
 
 def singles(left, undecided, n, rounds=None):
@@ -144,8 +133,8 @@ def search(board, n, most=2, random=None, nodes=MOST_NODES):
     The first `most` solutions of a board, a list, by branching on the unit with the fewest
     candidates. random: a Random, which shuffles the branches. None after so many nodes.
     """
-    units, rivals = bits_of(n)
-    todo = [(fill(board, n), units)]
+    _, rivals = bits_of(n)
+    todo = [fill(board, n)]
     solutions = []
     while todo and len(solutions) < most:
         nodes -= 1
@@ -179,13 +168,12 @@ def minimal_board(random, n, by_singles=False):
     A board (n^2,) of which no clue could go, and its solution: with fewer clues it would have
     another solution, or, by_singles, singles would not solve it.
     """
-    units, _ = bits_of(n)
     solution = random_solution(random, n)
     board = solution.copy()
     for cell in random.sample(range(n * n), n * n):
         board[cell] = 0
         if by_singles:
-            fits = singles(fill(board, n), units, n)[1] == []
+            fits = singles(*fill(board, n), n)[1] == []
         else:
             fits = len(search(board, n)) == 1
         if not fits:
@@ -237,7 +225,7 @@ def labels_of(board, solution, n):
 def depths_of(board, n):
     """The round in which singles fill the cell of each candidate (n^3,), n^2 if they never do."""
     rounds = []
-    singles(fill(board, n), bits_of(n)[0], n, rounds)
+    singles(*fill(board, n), n, rounds)
     depths = np.where(board > 0, 0, n * n)
     for number, found in enumerate(rounds, 1):
         for t in members(found):
@@ -334,7 +322,7 @@ class Sudokus(tasks.Task):
         Which boards x (B, T) are solved by the guesses (B, T), as the rules alone tell (B,): of
         the given candidates and those that are guessed to be right, each unit has one.
         """
-        units, _ = units_of(side_of(x.shape[1]))
+        units, _, _ = units_of(side_of(x.shape[1]))
         return (is_right(x, guesses)[:, units].sum(axis=-1) == 1).all(axis=(1, 2))
 
     def picture(self, x, y, guesses, steps):
@@ -392,8 +380,8 @@ def by_units(n, device):
     Numbers of candidates and kinds, 4 t + kind: in the order of the units, kind by kind, and the
     places in that order of all of them, (4 n^3,) each.
     """
-    members, _ = units_of(n)
-    order = (4 * members + np.arange(4)[:, None, None]).reshape(-1)
+    units, _, _ = units_of(n)
+    order = (4 * units + np.arange(4)[:, None, None]).reshape(-1)
     return tuple(torch.from_numpy(table).to(device) for table in (order, np.argsort(order)))
 
 
@@ -409,16 +397,17 @@ class UnitAttention(CausalSelfAttention):
 
     def near(self, pos):
         """The candidates (T, 4 n) that those at pos (T,) read, one unit after another."""
-        return torch.from_numpy(near_of(self.n)).to(pos.device)[pos]
+        _, _, near = units_of(self.n)
+        return torch.from_numpy(near).to(pos.device)[pos]
 
     def reads_few(self, end):
         return True
 
     def readers(self, moved):
         """moved (B, T), a NumPy mask -> who reads a candidate that moved: its units."""
-        members, unit = units_of(self.n)
-        units = moved[:, members].any(axis=-1)                                  # (B, 4, n^2)
-        return np.any([units[:, kind, unit[kind]] for kind in range(4)], axis=0)
+        units, unit, _ = units_of(self.n)
+        moved = moved[:, units].any(axis=-1)                                    # (B, 4, n^2)
+        return np.any([moved[:, kind, unit[kind]] for kind in range(4)], axis=0)
 
     def within_window(self, kv, pos):
         return kv, None         # a head reads one kind of unit, see attend
@@ -466,13 +455,12 @@ class Sudoku(GPT):
 # the boards of training ---------------------------------------------------------------------------
 
 def main():
-    """Write sudoku_boards.txt.xz, a board a line."""
-    random = Random(seed)
+    """Write 5,000 boards, one in a line."""
+    random = Random(1)
+    boards = [minimal_board(random, 9)[0] for _ in range(5000)]
     with lzma.open(BOARDS, 'wt', preset=9) as f:
-        for _ in range(n_boards):
-            board, _ = minimal_board(random, 9)
+        for board in boards:
             print(''.join(map(str, board)), file=f)
-    print(f'{BOARDS}: {n_boards} boards')
 
 
 if __name__ == '__main__':
