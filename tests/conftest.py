@@ -45,10 +45,14 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Before a test file imports GPT."""
+    """Before a test file imports GPT. The class may stand in a file of the current folder."""
     name = config.getoption('--model_class')
     if name:
-        model.GPT = class_of(name, named=True)
+        sys.path.append(os.getcwd())
+        try:
+            model.GPT = class_of(name, named=True)
+        except ValueError as error:
+            raise pytest.UsageError(f'--model_class: {error}') from error
         model.GPTConfig = model.GPT.Config
 
 
