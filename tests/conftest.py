@@ -21,11 +21,14 @@ os.environ['HF_HUB_OFFLINE'] = '1'      # no test reaches for the network
 torch.set_num_threads(1)                # these shapes are so small that a second thread only waits
 
 import data  # noqa: E402
+import decode  # noqa: E402
 import exits  # noqa: E402
 import model  # noqa: E402
 import tasks  # noqa: E402
+from cache import make_cache  # noqa: E402
 from common.checkpoint import class_of, read_checkpoint  # noqa: E402
 from common.files import read_csv  # noqa: E402
+from loops import Plan  # noqa: E402
 
 # The rules that come with exits.py, and for each a threshold at which the tokens of the tiny model
 # stop at different steps. Tests go through these names and not through EXITS, so that a rule that
@@ -169,6 +172,16 @@ def loop(f, x, k_max, rule, read=None):
 
     x, *counts = exits.loop(f_at, x, k_max, rule, logits_of)
     return x, *map(torch.from_numpy, counts)
+
+
+def check_awake_alone(model, idx, rule):
+    """Are tokens that are awake the same, computed alone and, with a cache that is given, all?"""
+    logits, _, evals = decode.read(model, idx, Plan([60], rule))
+    cache = make_cache(model, [60], 'latest')
+    wanted, _, wanted_evals = decode.read(model, idx, Plan([60], rule, cache=cache))
+    assert torch.equal(evals, wanted_evals)
+    assert evals.float().std() > 0, 'some should sleep'
+    torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=1e-4)
 
 
 @pytest.fixture
