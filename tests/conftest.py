@@ -2,7 +2,6 @@
 import contextlib
 import hashlib
 import io
-import json
 import os
 import runpy
 import shutil
@@ -13,7 +12,6 @@ from unittest import mock
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
@@ -248,41 +246,3 @@ def here(run_folder, monkeypatch):
 def idx():
     """Three rows of 16 tokens."""
     return torch.randint(50, (3, 16), generator=torch.Generator().manual_seed(1))
-
-
-# public models, of test_zoo.py and test_llama.py -------------------------------------------------
-
-def near(got, name, golden):
-    """Is every entry as in the golden file, to 1e-5 of its largest one?"""
-    wanted = torch.from_numpy(golden[name])
-    assert got.shape == wanted.shape, name
-    error = (got - wanted).abs().max() / wanted.abs().max()
-    assert error < 1e-5, (name, error)
-
-
-def public_folder(folder, golden, dtype=torch.float32, shards=1):
-    """A golden file's weights in the public layout: config.json and shards."""
-    folder.mkdir(exist_ok=True)
-    (folder / 'config.json').write_text(str(golden['config_json']))
-    names = [name for name in golden.files if name.startswith('w/')]
-    for i in range(shards):
-        save_file({name[2:]: torch.from_numpy(golden[name]).to(dtype) for name in names[i::shards]},
-                  folder / f'model-{i}.safetensors')
-    return folder
-
-
-def read(system, folder, *args, end=finished):
-    """python -m zoo.SYSTEM --path=FOLDER, into FOLDER/out."""
-    return end(f'--path={folder}', f'--out_dir={folder}/out', *args, script=f'zoo/{system}.py')
-
-
-def put_tensor(name, tensor, folder):
-    """Put a tensor (None: take it away) into the folder's only shard."""
-    tensors = load_file(folder / 'model-0.safetensors') | {name: tensor}
-    save_file({name: t for name, t in tensors.items() if t is not None},
-              folder / 'model-0.safetensors')
-
-
-def put_field(folder, **fields):
-    config = json.loads((folder / 'config.json').read_text()) | fields
-    (folder / 'config.json').write_text(json.dumps(config))
