@@ -209,13 +209,11 @@ def sums_run(tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp('sums')
     with contextlib.chdir(folder), mock.patch.object(tasks.Problems, 'n_problems', 64):
-        done = run(os.path.join(ROOT, 'config', 'calc.py'), '--dataset=calc:p=2,reset=0.1',
-                   '--block_size=12', '--window=None', '--n_embd=32',
-                   '--mean_recurrence=4', '--bptt_k=4',
-                   '--batch_size=32', '--max_iters=200', '--learning_rate=1e-2',
-                   '--warmup_iters=20', '--eval_windows=16', '--eval_interval=500',
-                   '--eval_loops=[1,12]', '--keep_iters=[]', '--device=cpu', '--out_dir=out')
-    assert done.returncode == 0, done.stderr
+        finished(os.path.join(ROOT, 'config', 'calc.py'), '--dataset=calc:p=2,reset=0.1',
+                 '--block_size=12', '--window=None', '--n_embd=32', '--mean_recurrence=4',
+                 '--bptt_k=4', '--batch_size=32', '--max_iters=200', '--learning_rate=1e-2',
+                 '--warmup_iters=20', '--eval_windows=16', '--eval_interval=500',
+                 '--eval_loops=[1,12]', '--keep_iters=[]', '--device=cpu', '--out_dir=out')
     return folder
 
 
