@@ -99,7 +99,7 @@ def fill(board, n):
 def singles(left, undecided, n, rounds=None):
     """
     Go on with a set of candidates as far as singles lead -> what is left, and the units that are
-    undecided yet, the one with the fewest candidates first. None, None against the rules.
+    undecided yet, the one with the fewest candidates first; it is empty if no solution is left.
     rounds: a list, to which each round adds the set that it finds.
     """
     _, rivals = bits_of(n)
@@ -117,12 +117,10 @@ def singles(left, undecided, n, rounds=None):
             if count < fewest:
                 fewest = count
                 rest[0], rest[-1] = rest[-1], rest[0]
-        for t in members(found):
-            left &= ~rivals[t]
-        if fewest == 0 or found & ~left:        # a unit is empty, or two that are found are rivals
-            return None, None
-        if not found:
+        if fewest == 0 or not found:
             return left, rest
+        for t in members(found):        # of two rivals neither is left, and their unit is empty
+            left &= ~rivals[t]
         undecided = rest
         if rounds is not None:
             rounds.append(found)
@@ -141,8 +139,6 @@ def search(board, n, most=2, random=None, nodes=MOST_NODES):
         if nodes < 0:
             return None
         left, undecided = singles(*todo.pop(), n)
-        if left is None:
-            continue
         if not undecided:
             solutions.append(np.array([t % n + 1 for t in sorted(members(left))]))
             continue
