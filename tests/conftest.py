@@ -2,7 +2,6 @@
 import contextlib
 import hashlib
 import io
-import json
 import os
 import runpy
 import shutil
@@ -13,7 +12,6 @@ from unittest import mock
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
@@ -21,11 +19,14 @@ os.environ['HF_HUB_OFFLINE'] = '1'      # no test reaches for the network
 torch.set_num_threads(1)                # these shapes are so small that a second thread only waits
 
 import data  # noqa: E402
+import decode  # noqa: E402
 import exits  # noqa: E402
 import model  # noqa: E402
 import tasks  # noqa: E402
+from cache import make_cache  # noqa: E402
 from common.checkpoint import class_of, read_checkpoint  # noqa: E402
 from common.files import read_csv  # noqa: E402
+from loops import Plan  # noqa: E402
 
 # The rules that come with exits.py, and for each a threshold at which the tokens of the tiny model
 # stop at different steps. Tests go through these names and not through EXITS, so that a rule that
@@ -45,10 +46,14 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Before a test file imports GPT."""
+    """Before a test file imports GPT. The class may stand in a file of the current folder."""
     name = config.getoption('--model_class')
     if name:
-        model.GPT = class_of(name, named=True)
+        sys.path.append(os.getcwd())
+        try:
+            model.GPT = class_of(name, named=True)
+        except ValueError as error:
+            raise pytest.UsageError(f'--model_class: {error}') from error
         model.GPTConfig = model.GPT.Config
 
 
@@ -167,6 +172,16 @@ def loop(f, x, k_max, rule, read=None):
     return x, *map(torch.from_numpy, counts)
 
 
+def check_awake_alone(model, idx, rule):
+    """Are tokens that are awake the same, computed alone and, with a cache that is given, all?"""
+    logits, _, evals = decode.read(model, idx, Plan([60], rule))
+    cache = make_cache(model, [60], 'latest')
+    wanted, _, wanted_evals = decode.read(model, idx, Plan([60], rule, cache=cache))
+    assert torch.equal(evals, wanted_evals)
+    assert evals.float().std() > 0, 'some should sleep'
+    torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=1e-4)
+
+
 @pytest.fixture
 def tiny():
     """
@@ -194,13 +209,11 @@ def sums_run(tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp('sums')
     with contextlib.chdir(folder), mock.patch.object(tasks.Problems, 'n_problems', 64):
-        done = run(os.path.join(ROOT, 'config', 'calc.py'), '--dataset=calc:p=2,reset=0.1',
-                   '--block_size=12', '--window=None', '--n_embd=32',
-                   '--mean_recurrence=4', '--bptt_k=4',
-                   '--batch_size=32', '--max_iters=200', '--learning_rate=1e-2',
-                   '--warmup_iters=20', '--eval_windows=16', '--eval_interval=500',
-                   '--eval_loops=[1,12]', '--keep_iters=[]', '--device=cpu', '--out_dir=out')
-    assert done.returncode == 0, done.stderr
+        finished(os.path.join(ROOT, 'config', 'calc.py'), '--dataset=calc:p=2,reset=0.1',
+                 '--block_size=12', '--window=None', '--n_embd=32', '--mean_recurrence=4',
+                 '--bptt_k=4', '--batch_size=32', '--max_iters=200', '--learning_rate=1e-2',
+                 '--warmup_iters=20', '--eval_windows=16', '--eval_interval=500',
+                 '--eval_loops=[1,12]', '--keep_iters=[]', '--device=cpu', '--out_dir=out')
     return folder
 
 
@@ -231,41 +244,3 @@ def here(run_folder, monkeypatch):
 def idx():
     """Three rows of 16 tokens."""
     return torch.randint(50, (3, 16), generator=torch.Generator().manual_seed(1))
-
-
-# public models, of test_zoo.py and test_llama.py -------------------------------------------------
-
-def near(got, name, golden):
-    """Is every entry as in the golden file, to 1e-5 of its largest one?"""
-    wanted = torch.from_numpy(golden[name])
-    assert got.shape == wanted.shape, name
-    error = (got - wanted).abs().max() / wanted.abs().max()
-    assert error < 1e-5, (name, error)
-
-
-def public_folder(folder, golden, dtype=torch.float32, shards=1):
-    """A golden file's weights in the public layout: config.json and shards."""
-    folder.mkdir(exist_ok=True)
-    (folder / 'config.json').write_text(str(golden['config_json']))
-    names = [name for name in golden.files if name.startswith('w/')]
-    for i in range(shards):
-        save_file({name[2:]: torch.from_numpy(golden[name]).to(dtype) for name in names[i::shards]},
-                  folder / f'model-{i}.safetensors')
-    return folder
-
-
-def read(system, folder, *args, end=finished):
-    """python -m zoo.SYSTEM --path=FOLDER, into FOLDER/out."""
-    return end(f'--path={folder}', f'--out_dir={folder}/out', *args, script=f'zoo/{system}.py')
-
-
-def put_tensor(name, tensor, folder):
-    """Put a tensor (None: take it away) into the folder's only shard."""
-    tensors = load_file(folder / 'model-0.safetensors') | {name: tensor}
-    save_file({name: t for name, t in tensors.items() if t is not None},
-              folder / 'model-0.safetensors')
-
-
-def put_field(folder, **fields):
-    config = json.loads((folder / 'config.json').read_text()) | fields
-    (folder / 'config.json').write_text(json.dumps(config))

@@ -4,13 +4,10 @@ import re
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from conftest import check_awake_alone
 
-import decode
 import tasks
-from cache import make_cache
 from exits import make_exit
-from loops import Plan
 from model import GPT
 from tasks import NOT_ASKED
 from zoo.maze import DIRECTIONS, GOAL, Maze, MazeConfig
@@ -126,15 +123,8 @@ def test_attention_is_a_softmax_over_the_rooms_next_door(model):
 def test_computing_the_rooms_that_are_awake_changes_nothing(model, name, damping):
     _, x, *_ = some(rows=3)
     model.groups[0].damping = damping
-    idx = torch.from_numpy(x)
     rule = make_exit(name, 0.1 if damping else 0.3, wake=True)
-    logits, _, alone = decode.read(model, idx, Plan([60], rule))
-    # with a cache that is given, all are computed
-    cache = make_cache(model, [60], 'latest')
-    expected, _, whole = decode.read(model, idx, Plan([60], rule, cache=cache))
-    assert torch.equal(alone, whole)
-    assert alone.float().std() > 0, 'some rooms should sleep'
-    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    check_awake_alone(model, torch.from_numpy(x), rule)
 
 
 def test_a_maze_is_read_whole(model):
@@ -152,7 +142,7 @@ def test_a_maze_is_read_whole(model):
 def test_the_shipped_model_solves_larger_mazes_than_those_it_was_trained_on():
     _, x, y, depth = some(rows=4, T=256)
     trace = []
-    model = GPT.load(f'{ROOT}/pretrained/maze', length=256)
+    model = GPT.load('pretrained/maze', length=256)
     rule = make_exit('norm_rel', 0.14, wake=True)
     logits, _ = model(torch.from_numpy(x), n_loop=612, exit=rule, trace=trace)
     right = (logits.argmax(-1).numpy() == y)[y != NOT_ASKED]

@@ -20,23 +20,18 @@ import exits
 
 README = Path(ROOT, 'README.md').read_text(encoding='utf-8')
 BLOCKS = re.findall(r'```(\w*)\n(.*?)```', README, re.S)
-# a training of seconds
-SHORT = ['--n_embd=16', '--n_head=2', '--block_size=16', '--batch_size=2', '--max_iters=3',
+# a training of seconds, on 8 x 8 rooms or a board of 4 x 4
+SHORT = ['--n_embd=16', '--n_head=4', '--block_size=64', '--batch_size=2', '--max_iters=3',
          '--warmup_iters=1', '--eval_windows=4', '--eval_loops=[1,2]', '--keep_iters=[]']
+# every command line of the page, without its comment, and the block that follows its own
+COMMANDS = [(line.split(' # ')[0].strip(), after)
+            for (language, block), (_, after) in zip(BLOCKS, [*BLOCKS[1:], ('', '')])
+            for line in block.splitlines() if language == 'bash' and line]
 
 
-def commands():
-    """Every command line of the page, without its comment, and the block that follows its own."""
-    for (language, block), (_, after) in zip(BLOCKS, [*BLOCKS[1:], ('', '')]):
-        if language == 'bash':
-            for line in block.splitlines():
-                line = line.split(' # ')[0].strip()
-                if line:
-                    yield line, after
-
-
-def is_set_up(line):
-    return 'pip install' in line or line.startswith('git clone')
+def program(word):
+    """The page's block of Python in which this word stands."""
+    return next(text for language, text in BLOCKS if language == 'python' and word in text)
 
 
 @pytest.fixture(scope='module')
@@ -45,48 +40,32 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp('user')
     for name in 'pretrained', 'config', 'zoo':
         os.symlink(os.path.join(ROOT, name), folder / name)
-    mine = [text for language, text in BLOCKS if language == 'python' and 'EXITS[' in text]
-    (folder / 'mine.py').write_text(mine[0])
+    (folder / 'mine.py').write_text(program('EXITS['))
     with contextlib.chdir(folder):
         make_book()         # book.txt, and data/book
     return folder
 
 
-def small(words):
-    """A command's words, made short by flags."""
-    script, *args = words
+def printed_by(folder, line):
+    """What a command line prints, run in the folder in little time; `| tail` is done here."""
+    line, _, tail = line.partition(' | tail -n ')
+    python, script, *args = shlex.split(line)
+    assert python == 'python', line
     if script == 'train.py':
         args += SHORT
-        if 'config/calc.py' in args or 'config/maze.py' in args:
-            args += ['--n_layer=3']
-        elif 'config/sudoku.py' in args:
-            args += ['--n_layer=2', '--n_head=4', '--block_size=64']
-        elif '--groups=[[1,2]]' not in args:
-            args += ['--n_layer=6']
-        if not any(word in ''.join(args) for word in ('calc', 'maze', 'sudoku', 'dataset')):
+        if 'config/' not in line:
             args += ['--dataset=book']
     elif script == 'data.py':
         args += ['--overwrite']
-    elif script == 'bench.py':
-        args += ['--n_windows=4']
-    elif script == 'sample.py' and 'out' in ''.join(args) and 'pretrained' not in ''.join(args):
-        args += ['--length=16'] if 'switch' in ''.join(args) else ['--max_new_tokens=6']
-    return [script, *args]
-
-
-def printed_by(folder, line):
-    """What a command line prints, run in the folder; `| tail` is done here."""
-    line, _, tail = line.partition(' | tail -n ')
-    python, *words = shlex.split(line)
-    assert python == 'python', line
-    words = small(words)
+    elif '--out_dir=out-book' in args:
+        args += ['--max_new_tokens=6']
     with contextlib.chdir(folder):
-        if 'mine.py' in words:      # what it enters in the tables must not stay in this process
-            done = subprocess.run([sys.executable, os.path.join(ROOT, words[0]), *words[1:]],
+        if 'mine.py' in args:       # what it enters in the tables must not stay in this process
+            done = subprocess.run([sys.executable, os.path.join(ROOT, script), *args],
                                   capture_output=True, text=True, env=os.environ | dict(
                                       PYTHONPATH=ROOT, OMP_NUM_THREADS='1'))
         else:
-            done = run(*words[1:], script=words[0])
+            done = run(*args, script=script)
     assert done.returncode == 0, (line, done.stderr)
     lines = done.stdout.splitlines(keepends=True)
     return ''.join(lines[-int(tail):] if tail else lines)
@@ -95,9 +74,8 @@ def printed_by(folder, line):
 def test_the_set_up_lines():
     """The two that .ci/run executes."""
     start = 'python3 -m venv .venv && . .venv/bin/activate && pip install -q -r requirements.txt'
-    lines = [line for line, _ in commands() if 'pip install' in line]
-    assert {start, f'{start} && python train.py', f'{start} && python -m pytest -q tests'} == {
-        *lines}
+    assert {line for line, _ in COMMANDS if 'pip install' in line} == {
+        start, f'{start} && python train.py', f'{start} && python -m pytest -q tests'}
 
 
 def test_pip_and_uv_install_the_same():
@@ -108,8 +86,8 @@ def test_pip_and_uv_install_the_same():
 
 def test_every_command(folder):
     """All but the set-up and FineWeb's, which needs a network and a card, in order."""
-    lines = [(line, after) for line, after in commands()
-             if not is_set_up(line) and 'fineweb' not in line]
+    lines = [(line, after) for line, after in COMMANDS
+             if not re.search('pip install|git clone|fineweb', line)]
     assert len(lines) > 10
     compared = 0
     for line, after in lines:
@@ -121,13 +99,23 @@ def test_every_command(folder):
 
 
 def test_the_loop_is_that_of_exits():
-    loop, = [text for language, text in BLOCKS if language == 'python' and 'streak' in text]
-    assert textwrap.indent(loop.strip(), '    ') in inspect.getsource(exits.loop)
+    loop = textwrap.indent(program('streak').strip(), '    ')
+    assert loop in inspect.getsource(exits.loop)
 
 
 def test_python(monkeypatch, capsys):
     """The program below *Make it yours*; it solves its problem."""
-    program = [text for language, text in BLOCKS if language == 'python' and 'GPT.load' in text][0]
     monkeypatch.chdir(ROOT)
-    exec(program, {})
+    exec(program('GPT.load'), {})
     assert capsys.readouterr().out.splitlines()[-1] == '=2 =2 =0'
+
+
+@pytest.mark.parametrize('name, status', [('fork:Mine', 0), ('fork:Min', 4)])
+def test_the_tests_of_the_core_run_on_a_fork(tmp_path, name, status):
+    """Its file is in the current folder, which `pytest` does not put on sys.path, as -P does."""
+    (tmp_path / 'fork.py').write_text('from model import GPT\n\n\nclass Mine(GPT):\n    pass\n')
+    done = subprocess.run([sys.executable, '-P', '-m', 'pytest', f'--model_class={name}', '--co',
+                           f'{ROOT}/tests/test_cache.py'], cwd=tmp_path, capture_output=True,
+                          text=True)
+    assert done.returncode == status, done.stderr
+    assert done.stderr.count('\n') <= 2

@@ -1,14 +1,10 @@
 """
 Sudoku: which digit stands in each cell?
 
-    python tasks.py config/sudoku.py --rows=20
-                                boards with their answers, and checks the oracle
-    python train.py config/sudoku.py
-                                trains on boards of 4 x 4, 6 x 6 and 9 x 9 cells
-    python sample.py --out_dir=pretrained/sudoku --num_starts=8
-                                a board without a clue too many, solved and drawn
-    python sample.py --out_dir=pretrained/sudoku --exit norm --start=FILE:board.txt
-                                one from a newspaper, see Sudokus.read
+    python tasks.py config/sudoku.py --rows=20          boards with their answers
+    python train.py config/sudoku.py                    trains on 4 x 4, 6 x 6 and 9 x 9 cells
+    python sample.py --out_dir=pretrained/sudoku --num_starts=8     solves boards and draws them
+    python sample.py --out_dir=pretrained/sudoku --start=FILE:board.txt     one from a newspaper
     python -m zoo.sudoku        makes sudoku_boards.txt.xz, the boards of training
 
 A token is a *candidate*, a digit in a cell: a board of n x n cells has n^3 of them. It is given,
@@ -22,8 +18,7 @@ in microseconds; here the units are built in, and what to do with them is learne
     T           n^3, candidates: digit by digit, cell by cell, row by row
     h, w        rows and columns of a box
     board       (n * n,) digits from 1, 0 = open
-    singles     the rules that fill a cell with one digit left, and the only cell of a unit that is
-                left for a digit
+    singles     the rule that the last candidate that is left in a unit is right
     H, D        heads; width of a head
 """
 import lzma
@@ -43,11 +38,6 @@ from common.terminal import paint
 from model import GPT, Block, CausalSelfAttention, GPTConfig, attend_near
 from tasks import NOT_ASKED
 
-# --------------------------------------------------------------------------------------------------
-n_boards = 5000
-seed = 1
-# --------------------------------------------------------------------------------------------------
-
 BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3), 12: (3, 4), 16: (4, 4)}       # n: (h, w)
 DIGITS = '123456789ABCDEFG'
 OPEN, GIVEN, RULED_OUT, NO, YES = range(5)
@@ -66,21 +56,16 @@ def side_of(T):
 @lru_cache
 def units_of(n):
     """
-    The units: their members (4, n^2, n), which are candidates, by kind (cell, row, column, box);
-    and the unit of each candidate, (4, n^3).
+    The units by kind (cell, row, column, box): their members (4, n^2, n), which are candidates; the
+    unit of each candidate (4, n^3); and its units' members (n^3, 4 n), which it reads.
     """
     h, w = BOXES[n]
     row, column, digit = np.indices((n, n, n)).reshape(3, -1)
     box = row // h * h + column // w
     unit = np.stack((row * n + column, row * n + digit, column * n + digit, box * n + digit))
-    return np.argsort(unit, axis=1, kind='stable').reshape(4, n * n, n), unit
-
-
-@lru_cache
-def near_of(n):
-    """The candidates (n^3, 4 n) that each of them reads: its units, one kind after another."""
-    members, unit = units_of(n)
-    return np.concatenate([members[kind, unit[kind]] for kind in range(4)], axis=1)
+    members = np.argsort(unit, axis=1, kind='stable').reshape(4, n * n, n)
+    near = np.concatenate([members[kind, unit[kind]] for kind in range(4)], axis=1)
+    return members, unit, near
 
 
 # a search, in sets of candidates that are the bits of one number ----------------------------------
@@ -88,34 +73,37 @@ def near_of(n):
 @lru_cache
 def bits_of(n):
     """All units, a list of sets; and the rivals of each candidate, the others in its units."""
-    members, _ = units_of(n)
-    units = [sum(1 << int(t) for t in unit) for unit in members.reshape(-1, n)]
-    rivals = [sum(1 << int(t) for t in {*near} - {own}) for own, near in enumerate(near_of(n))]
+    units, _, near = units_of(n)
+    units = [sum(1 << int(t) for t in unit) for unit in units.reshape(-1, n)]
+    rivals = [sum(1 << int(t) for t in {*reads} - {own}) for own, reads in enumerate(near)]
     return units, rivals
 
 
+def members(candidates):
+    """The numbers of the candidates in a set, the last one first."""
+    while candidates:
+        t = candidates.bit_length() - 1
+        candidates ^= 1 << t
+        yield t
+
+
 def fill(board, n):
-    """The candidates that the clues leave, a set; None if a clue stands twice in a unit."""
-    _, rivals = bits_of(n)
+    """The candidates that the clues of a board leave, a set, and all units."""
+    units, rivals = bits_of(n)
     left = (1 << n ** 3) - 1
-    for cell in np.flatnonzero(board):
-        t = int(cell) * n + int(board[cell]) - 1
-        if not left >> t & 1:
-            return None
+    for t in np.flatnonzero(candidates_of(board, n) == GIVEN):
         left &= ~rivals[t]
-    return left
+    return left, units
 
 
 def singles(left, undecided, n, rounds=None):
     """
     Go on with a set of candidates as far as singles lead -> what is left, and the units that are
-    undecided yet, the one with the fewest candidates first. None, None against the rules.
-    rounds: a dict, to which each round adds what it finds, {candidate: round}.
+    undecided yet, the one with the fewest candidates first; it is empty if no solution is left.
+    rounds: a list, to which each round adds the set that it finds.
     """
     _, rivals = bits_of(n)
-    number = 0
     while True:
-        number += 1
         found = 0
         rest = []
         fewest = n + 1
@@ -124,24 +112,18 @@ def singles(left, undecided, n, rounds=None):
             count = inside.bit_count()
             if count == 1:
                 found |= inside
-            elif count == 0:
-                return None, None
-            else:
-                rest.append(unit)
-                if count < fewest:
-                    fewest = count
-                    rest[0], rest[-1] = rest[-1], rest[0]
-        undecided = rest
-        if not found:
+                continue
+            rest.append(unit)
+            if count < fewest:
+                fewest = count
+                rest[0], rest[-1] = rest[-1], rest[0]
+        if fewest == 0 or not found:
             return left, rest
-        while found:
-            t = found.bit_length() - 1
-            found ^= 1 << t
-            if not left >> t & 1:       # two of them are rivals
-                return None, None
+        for t in members(found):        # of two rivals neither is left, and their unit is empty
             left &= ~rivals[t]
-            if rounds is not None:
-                rounds.setdefault(t, number)
+        undecided = rest
+        if rounds is not None:
+            rounds.append(found)
 
 
 def search(board, n, most=2, random=None, nodes=MOST_NODES):
@@ -149,46 +131,32 @@ def search(board, n, most=2, random=None, nodes=MOST_NODES):
     The first `most` solutions of a board, a list, by branching on the unit with the fewest
     candidates. random: a Random, which shuffles the branches. None after so many nodes.
     """
-    units, rivals = bits_of(n)
-    left = fill(board, n)
-    todo = [] if left is None else [(left, units)]
+    _, rivals = bits_of(n)
+    todo = [fill(board, n)]
     solutions = []
     while todo and len(solutions) < most:
         nodes -= 1
         if nodes < 0:
             return None
         left, undecided = singles(*todo.pop(), n)
-        if left is None:
-            continue
         if not undecided:
-            solutions.append(board_of(left, n))
+            solutions.append(np.array([t % n + 1 for t in sorted(members(left))]))
             continue
-        inside = left & undecided[0]
-        branches = []
-        while inside:
-            t = inside.bit_length() - 1
-            inside ^= 1 << t
-            branches.append((left & ~rivals[t], undecided))
+        branches = [(left & ~rivals[t], undecided) for t in members(left & undecided[0])]
         if random:
             random.shuffle(branches)
         todo += branches
     return solutions
 
 
-def board_of(left, n):
-    """A set with one candidate in each cell -> the board."""
-    bits = np.array([left >> t & 1 for t in range(n ** 3)])
-    return bits.reshape(n * n, n).argmax(axis=1) + 1
-
-
 # boards -------------------------------------------------------------------------------------------
 
 def random_solution(random, n):
     """A board without open cells, by a random search that begins anew where it goes on too long."""
-    while True:
+    found = None
+    while not found:
         found = search(np.zeros(n * n, dtype=np.int64), n, 1, random, nodes=40 * n)
-        if found:
-            return found[0]
+    return found[0]
 
 
 def minimal_board(random, n, by_singles=False):
@@ -196,13 +164,12 @@ def minimal_board(random, n, by_singles=False):
     A board (n^2,) of which no clue could go, and its solution: with fewer clues it would have
     another solution, or, by_singles, singles would not solve it.
     """
-    units, _ = bits_of(n)
     solution = random_solution(random, n)
     board = solution.copy()
     for cell in random.sample(range(n * n), n * n):
         board[cell] = 0
         if by_singles:
-            fits = singles(fill(board, n), units, n)[1] == []
+            fits = singles(*fill(board, n), n)[1] == []
         else:
             fits = len(search(board, n)) == 1
         if not fits:
@@ -239,6 +206,11 @@ def candidates_of(board, n):
     return np.where(given, GIVEN, np.where(board[:, None] > 0, RULED_OUT, OPEN)).flatten()
 
 
+def is_right(x, guesses):
+    """Which candidates are given or guessed to be right."""
+    return (x == GIVEN) | (x == OPEN) & (guesses == YES)
+
+
 def labels_of(board, solution, n):
     """The labels of the candidates of a board with this solution, (n^3,)."""
     y = np.where(solution[:, None] == np.arange(1, n + 1), YES, NO)
@@ -248,12 +220,12 @@ def labels_of(board, solution, n):
 
 def depths_of(board, n):
     """The round in which singles fill the cell of each candidate (n^3,), n^2 if they never do."""
-    rounds = {}
-    singles(fill(board, n), bits_of(n)[0], n, rounds)
+    rounds = []
+    singles(*fill(board, n), n, rounds)
     depths = np.where(board > 0, 0, n * n)
-    for t, number in rounds.items():
-        if board[t // n] == 0:
-            depths[t // n] = number
+    for number, found in enumerate(rounds, 1):
+        for t in members(found):
+            depths[t // n] = min(depths[t // n], number)
     return depths.repeat(n)
 
 
@@ -315,25 +287,23 @@ class Sudokus(tasks.Task):
         A board as somebody types it, in any number of lines -> the words of its candidates: n^2
         letters row by row, 1 to 9 and then A to G, . or 0 for an open cell.
         """
-        letters = ''.join(text.split()).upper().replace('0', '.')
+        letters = ''.join(text.split()).upper()
         sides = {n * n: n for n in BOXES}
         check(len(letters) in sides, f'a board has {", ".join(map(str, sides))} letters, row by '
               f'row, and not {len(letters)}')
         n = sides[len(letters)]
-        for letter in letters:
-            check(letter in '.' + DIGITS[:n], f"'{letter}' is neither a digit of a board of {n} x "
-                  f'{n}, {DIGITS[0]} to {DIGITS[n - 1]}, nor a . for an open cell')
-        board = board_in(letters)
-        return [self.words()[token] for token in candidates_of(board, n)]
+        unknown = {*letters} - {'.', '0', *DIGITS[:n]}
+        check(not unknown, f'a board of {n} x {n} has the digits {DIGITS[:n]}, and . or 0 for an '
+              f'open cell, but no {" ".join(unknown)}')
+        return [self.words()[token] for token in candidates_of(board_in(letters), n)]
 
     def oracle(self, words):
         """Search for the solution. ValueError if there is none, or two, or it takes too long."""
         n = side_of(len(words))
-        given = np.array(words).reshape(n * n, n) == '+'
-        board = np.where(given.any(axis=1), given.argmax(axis=1) + 1, 0)
-        check([*words] == [self.words()[token] for token in candidates_of(board, n)],
-              'a given digit, +, must rule out the others of its cell, -, and nothing else')
-        check(fill(board, n) is not None, 'a digit is given twice in a row, column or box')
+        given = np.array(words) == '+'
+        board = given.reshape(n * n, n) @ np.arange(1, n + 1)
+        check(given[units_of(n)[0]].sum(axis=-1).max() < 2,
+              'a digit is given twice in a row, column or box')
         solutions = search(board, n, nodes=MOST_NODES)
         check(solutions is not None, f'not decided after {MOST_NODES:,} branches of a search: the '
               'board may have one solution, several, or none')
@@ -347,9 +317,8 @@ class Sudokus(tasks.Task):
         Which boards x (B, T) are solved by the guesses (B, T), as the rules alone tell (B,): of
         the given candidates and those that are guessed to be right, each unit has one.
         """
-        members, _ = units_of(side_of(x.shape[1]))
-        right = (x == GIVEN) | (x == OPEN) & (guesses == YES)
-        return (right[:, members].sum(axis=-1) == 1).all(axis=(1, 2))
+        units, _, _ = units_of(side_of(x.shape[1]))
+        return (is_right(x, guesses)[:, units].sum(axis=-1) == 1).all(axis=(1, 2))
 
     def picture(self, x, y, guesses, steps):
         """
@@ -359,19 +328,18 @@ class Sudokus(tasks.Task):
         """
         n = side_of(len(x))
         h, w = BOXES[n]
-        x, y, guesses = (tokens.reshape(n * n, n) for tokens in (x, y, guesses))
-        steps = None if steps is None else steps.reshape(n * n, n)
+        right = is_right(x, guesses)
+        wrong = (y != NOT_ASKED) & (right != (y == YES))
+        is_clue, right, wrong = (mask.reshape(n * n, n) for mask in (x == GIVEN, right, wrong))
         cells = []
         for cell in range(n * n):
-            if (x[cell] == GIVEN).any():
-                text = f' {DIGITS[(x[cell] == GIVEN).argmax()]} '
-                cells.append(text if steps is None else f'\x1b[1m{text}\x1b[0m')
-                continue
-            yes = np.flatnonzero((x[cell] == OPEN) & (guesses[cell] == YES))
-            right = np.flatnonzero(y[cell] == YES)
-            text = f' {DIGITS[yes[0]]}' if len(yes) == 1 else ' ?'
-            text += '!' if len(right) and not np.array_equal(yes, right) else ' '
-            cells.append(text if steps is None else paint(text, steps[cell].max()))
+            text = f' {DIGITS[right[cell].argmax()]}' if right[cell].sum() == 1 else ' ?'
+            text += '!' if wrong[cell].any() else ' '
+            if steps is not None and is_clue[cell].any():
+                text = f'\x1b[1m{text}\x1b[0m'
+            elif steps is not None:
+                text = paint(text, steps[n * cell:n * cell + n].max())
+            cells.append(text)
         lines = []
         for row in range(n):
             if row and row % h == 0:
@@ -407,8 +375,8 @@ def by_units(n, device):
     Numbers of candidates and kinds, 4 t + kind: in the order of the units, kind by kind, and the
     places in that order of all of them, (4 n^3,) each.
     """
-    members, _ = units_of(n)
-    order = (4 * members + np.arange(4)[:, None, None]).reshape(-1)
+    units, _, _ = units_of(n)
+    order = (4 * units + np.arange(4)[:, None, None]).reshape(-1)
     return tuple(torch.from_numpy(table).to(device) for table in (order, np.argsort(order)))
 
 
@@ -424,16 +392,17 @@ class UnitAttention(CausalSelfAttention):
 
     def near(self, pos):
         """The candidates (T, 4 n) that those at pos (T,) read, one unit after another."""
-        return torch.from_numpy(near_of(self.n)).to(pos.device)[pos]
+        _, _, near = units_of(self.n)
+        return torch.from_numpy(near).to(pos.device)[pos]
 
     def reads_few(self, end):
         return True
 
     def readers(self, moved):
         """moved (B, T), a NumPy mask -> who reads a candidate that moved: its units."""
-        members, unit = units_of(self.n)
-        units = moved[:, members].any(axis=-1)                                  # (B, 4, n^2)
-        return np.any([units[:, kind, unit[kind]] for kind in range(4)], axis=0)
+        units, unit, _ = units_of(self.n)
+        moved = moved[:, units].any(axis=-1)                                    # (B, 4, n^2)
+        return np.any([moved[:, kind, unit[kind]] for kind in range(4)], axis=0)
 
     def within_window(self, kv, pos):
         return kv, None         # a head reads one kind of unit, see attend
@@ -481,13 +450,12 @@ class Sudoku(GPT):
 # the boards of training ---------------------------------------------------------------------------
 
 def main():
-    """Write sudoku_boards.txt.xz, a board a line."""
-    random = Random(seed)
+    """Write 5,000 boards, one in a line."""
+    random = Random(1)
+    boards = [minimal_board(random, 9)[0] for _ in range(5000)]
     with lzma.open(BOARDS, 'wt', preset=9) as f:
-        for _ in range(n_boards):
-            board, _ = minimal_board(random, 9)
+        for board in boards:
             print(''.join(map(str, board)), file=f)
-    print(f'{BOARDS}: {n_boards} boards')
 
 
 if __name__ == '__main__':
