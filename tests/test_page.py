@@ -17,21 +17,18 @@ from cache import Span
 from common.checkpoint import load_checkpoint
 from exits import make_exit
 from loops import Plan
-from model import GPT, GPTConfig
+from model import GPT
 from page.__main__ import as_text
-from tasks import NOT_ASKED
 from zoo.sudoku import YES, side_of
 
 CHROMIUM = shutil.which('chromium') or shutil.which('chromium-browser') or shutil.which('chrome')
 in_a_browser = pytest.mark.skipif(not CHROMIUM, reason='no Chromium: apt-get install chromium')
 NASTY = '<script>alert(1)</script>&amp; "q" \'s\'\t\n\x07\x7f{{RECORD}} \u05d0\u05d1 $&'
-SMALL = dict(block_size=12, vocab_size=13, n_layer=5, n_embd=32, n_head=2, groups=[[2, 3]])
 
 # What a question can use besides the page itself: a key, a control that is set, words that are
 # typed, and what is seen at the end.
 HELPERS = """
-const press = (node, key, shiftKey) =>
-  node.onkeydown(new KeyboardEvent('keydown', {key, shiftKey}));
+const press = (node, key, shiftKey) => node.onkeydown({key, shiftKey, preventDefault() {}});
 function put_in(id, value) {
   $(id).value = value;
   return $(id).oninput();
@@ -94,10 +91,10 @@ def record_of(path):
     return json.loads(text.split('id="record">')[1].split('</script>')[0])
 
 
-def filled(record, path, words=''):
+def filled(path, record, words=''):
     """A page with this record."""
-    text = page.fill(record, **dict.fromkeys(('TITLE', 'ABOUT', 'RESULTS', 'MODEL'), words))
-    path.write_text(text, encoding='utf-8')
+    words = dict.fromkeys(('TITLE', 'ABOUT', 'RESULTS', 'MODEL'), words)
+    path.write_text(page.fill(record, **words), encoding='utf-8')
     return path
 
 
@@ -113,16 +110,15 @@ def problem(kind, dataset, T, seed=0):
 @in_a_browser
 @pytest.mark.parametrize('kind, name, T, n_loop', [
     ('strip', 'calc', 40, 60), ('maze', 'maze', 36, 70), ('sudoku', 'sudoku', 64, 40),
-    ('strip', 'small', 12, 60)])
+    ('strip', 'small', 16, 60)])
 @torch.no_grad()
-def test_the_page_computes_what_the_model_computes(pages, kind, name, T, n_loop):
+def test_the_page_computes_what_the_model_computes(pages, tiny, kind, name, T, n_loop):
     """Fixed loops and every rule, for good and with sleep: loop steps, last states and logits."""
     path = pages[kind]
     if name == 'small':         # what no model that ships has: learned positions, several layers
-        torch.manual_seed(0)
-        model = GPT(GPTConfig(**SMALL, damping=0.2)).half().float().eval()
-        record = record_of(path) | dict(model=page.as_json(model))
-        path = filled(record, path.with_name('small.html'))
+        model = tiny(vocab_size=13, groups=[[2, 3]], damping=0.2).half().float()
+        path = filled(path.with_name('small.html'),
+                      record_of(path) | dict(model=page.as_json(model)))
     else:
         model, _ = load_checkpoint(f'{ROOT}/pretrained/{name}', length=T)
     x, _, _, text = problem(kind, dict(small='calc').get(name, name), T)
@@ -144,8 +140,6 @@ def test_the_page_computes_what_the_model_computes(pages, kind, name, T, n_loop)
         }});
         return [[...noise(ids.length, 3)], ids, runs];""")
     assert ids == x.tolist()
-
-    numbers = set()
     for rule, one in zip(rules, found, strict=True):
         warm = [torch.tensor(first).view(1, T, -1)]
         plan = Plan([n_loop], rule, span=Span(0, T), warm=warm)
@@ -155,8 +149,6 @@ def test_the_page_computes_what_the_model_computes(pages, kind, name, T, n_loop)
         near = dict(atol=1e-4, rtol=0, err_msg=str(rule))
         np.testing.assert_allclose(np.reshape(one['logits'], answers.shape), answers, **near)
         np.testing.assert_allclose(one['states'], group['x'][0], **near)
-        numbers.update(one['evals'])
-    assert len(numbers) > 5, 'tokens should exit at different steps'
 
 
 @in_a_browser
@@ -164,14 +156,20 @@ def test_the_page_computes_what_the_model_computes(pages, kind, name, T, n_loop)
     ('strip', 'calc:reset=0.01', [48]), ('maze', 'maze', [36, 81]),
     ('sudoku', 'sudoku', [64, 216, 729, 4096])])
 def test_the_page_knows_the_right_answers(pages, kind, dataset, lengths):
-    """It was told those of its own problems; ways in mazes and solutions of boards it searches."""
+    """
+    It was told those of its own problems; ways in mazes and solutions of boards it searches. And a
+    narrow window shows the picture without scrolling.
+    """
     problems = [problem(kind, dataset, T, seed=4) for T in lengths]
-    found = ask(pages[kind], f"""
-        return {json.dumps([text for *_, text in problems])}.map(text => {{
+    fits, found = ask(pages[kind], f"""
+        const fits = document.documentElement.scrollWidth <= innerWidth &&
+            scrollY + canvas.getBoundingClientRect().bottom <= innerHeight;
+        return [fits, {json.dumps([text for *_, text in problems])}.map(text => {{
             take(text);
             return [pass.ids, pass.labels.map(({{right}}) => right),
                 pass.labels.map(({{depth}}) => depth), $('notice')?.textContent ?? ''];
-        }});""")
+        }})];""", width=360)
+    assert fits
     for (x, y, depth, _), one in zip(problems, found, strict=True):
         if kind == 'sudoku':
             n = side_of(len(x))
@@ -179,7 +177,7 @@ def test_the_page_knows_the_right_answers(pages, kind, dataset, lengths):
             depth = np.full(n * n, None)
         else:
             first = record_of(pages[kind])['first_answer']
-            right = [[answer - first] if answer != NOT_ASKED else [] for answer in y]
+            right = [[answer - first] if answer != tasks.NOT_ASKED else [] for answer in y]
         assert one == [x.tolist(), right, depth.tolist(), '']
 
 
@@ -188,23 +186,14 @@ def test_the_noise_of_the_page(pages):
     """Normal, with a variance of 2/5, and cut; another seed gives other noise."""
     found = ask(pages['strip'], 'return [1, 1, 2].map(seed => [...noise(300, seed)])')
     one, again, other = np.array(found)
-    for x in one, other:
-        assert abs(x.mean()) < 0.02 and abs(x.var() - 0.389) < 0.02
-        assert abs(x).max() < 3 * 0.4 ** 0.5
-        assert 0.66 < (abs(x) < 0.4 ** 0.5).mean() < 0.71
+    assert abs(one.mean()) < 0.02 and abs(one.var() - 0.389) < 0.02
+    assert abs(one).max() < 3 * 0.4 ** 0.5
+    assert 0.66 < (abs(one) < 0.4 ** 0.5).mean() < 0.71
     assert (one == again).all() and abs(np.corrcoef(one, other)[0, 1]) < 0.03
     assert abs(np.corrcoef(one[1:], one[:-1])[0, 1]) < 0.03
 
 
 # what a reader does -------------------------------------------------------------------------------
-
-@in_a_browser
-@pytest.mark.parametrize('kind', ['strip', 'maze', 'sudoku'])
-def test_a_narrow_window_shows_the_picture_without_scrolling(pages, kind):
-    assert ask(pages[kind], """
-        return document.documentElement.scrollWidth <= innerWidth &&
-            scrollY + canvas.getBoundingClientRect().bottom <= innerHeight;""", width=360)
-
 
 @in_a_browser
 def test_a_problem_is_played(pages):
@@ -331,7 +320,6 @@ def test_boards_are_typed_and_clues_change(pages):
         press(canvas, `${right}`);
         await drawn;
         const is_set = `${board.clues}` === `${clues.with(cell, right)}`;
-        const fits = $('text').value === text && $('notice').textContent === '';
         const n_woken = seen_at_end().evals.filter(n => n).length;
         chosen = board.clues.indexOf(0);
         const rival = board.clues.slice(0, board.n).find(clue => clue);
@@ -339,15 +327,15 @@ def test_boards_are_typed_and_clues_change(pages):
         const is_refused = board.clues[chosen] === 0 && $('notice').textContent !== '';
         chosen = cell;
         press(canvas, 'Backspace');
-        return [is_set, fits, n_woken > 0, is_refused, `${board.clues}` === `${clues}`];
-        """) == [True] * 5
+        return [is_set, n_woken > 0, is_refused, `${board.clues}` === `${clues}`];
+        """) == [True] * 4
 
 
 # the file -----------------------------------------------------------------------------------------
 
 def test_the_page_needs_no_network_and_no_text_is_code(pages):
     text = pages['strip'].read_text(encoding='utf-8')
-    nasty = filled(dict(kind='strip', start=NASTY), pages['strip'].with_name('nasty.html'), NASTY)
+    nasty = filled(pages['strip'].with_name('nasty.html'), dict(kind='strip', start=NASTY), NASTY)
     assert record_of(nasty)['start'] == NASTY
     for words in text, nasty.read_text(encoding='utf-8'):
         assert words.count('<script') == 5 and words.count('</script>') == 5
@@ -378,11 +366,11 @@ def test_bad_input(tmp_path, monkeypatch, name, flag):
     assert not os.path.exists('out')
 
 
-def test_what_the_page_cannot_run():
+def test_what_the_page_cannot_run(tiny):
     class Mine(GPT):
         pass
-    page.as_json(GPT(GPTConfig(**SMALL)))
-    for cls, change in ((Mine, {}), (GPT, dict(injection='add')), (GPT, dict(x0='e')),
-                        (GPT, dict(groups=[[0], [1]])), (GPT, dict(groups=[]))):
+    page.as_json(tiny(groups=[[1]]))
+    for change in (dict(kind=Mine), dict(injection='add'), dict(x0='e'), dict(groups=[]),
+                   dict(groups=[[0], [1]])):
         with pytest.raises(ValueError):
-            page.as_json(cls(GPTConfig(**SMALL | change)))
+            page.as_json(tiny(**dict(groups=[[1]]) | change))
