@@ -251,7 +251,7 @@ def test_a_problem_is_typed_and_shared(pages):
         press($('tiles'), 'ArrowRight');
         const is_chosen = document.activeElement === $('tiles').children[1];
         return [chosen, is_chosen, get('rule'), get('wake'), seen(1).best];
-        """, address='#rule=x&tau=-1&wake=7&text=%3D1+%2B3') == [1, True, 'accel', '1', 4]
+        """, address='#rule=x&tau=-1&wake=7&text=%3D1+%2B3+*2') == [1, True, 'accel', '1', 4]
 
 
 @in_a_browser
