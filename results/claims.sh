@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What claims.md shows. First the exit rules of the text and those of the authors' code (authors.py)
-# on two models of pretrained/ and on one of them untrained: a quarter of an hour of one core.
-# Then nine trainings, each also untrained, with geometry and the loss by loops: three hours
+# on two models of pretrained/: a quarter of an hour of one core.
+# Then on nine trainings, with geometry and the loss by loops: three hours
 #     bash results/claims.sh          lib.sh says how to use many cores
 # -> results/claims.csv (bench.py); jumps.csv, steps.csv and settled.csv (geometry.py); loops.csv
 set -euo pipefail
@@ -20,26 +20,21 @@ rules() {
 authors() {
     printf "'results.authors:%s'," "$@"
 }
-# untrained RUN FLAGS: no iteration of training; with --init_from= a copy of other weights
-untrained() {
-    train $1 "${@:2}" --max_iters=0 --keep_iters=[] --eval_loops=[1]
-}
-# claim RUN FLAGS: a training, the same without a step of training, and their measurements
+# claim RUN FLAGS: a training that keeps its first weights, too, and its measurements
 claim() {
     train $1 "${@:2}" --seed=${1##*-} --keep_iters=[0] --eval_loops=[1,2,4,8]
-    untrained untrained_$1 "${@:2}" --seed=${1##*-}
     rules $1 $([ ${1##*-} = 1 ] && echo 8 || echo 0)        # times for the first seed alone
-    rules untrained_$1 0
     [ -e "$OUT/$1.done" ] || return 0
     once geometry-$1 python geometry.py --device=$DEVICE --out_dir="$OUT/$1"
     once loops-$1 python train.py --eval_only --device=$DEVICE --out_dir="$OUT/$1" \
         --eval_windows=64 --eval_loops=[1,2,4,5,9,13,30,64,256]
 }
 
-untrained text --init_from=pretrained/text/ckpt.pt
-untrained untrained
-untrained calc config/calc.py --init_from=pretrained/calc/ckpt.pt
-for run in text untrained calc; do
+# copies of the two models
+COPY='--max_iters=0 --keep_iters=[] --eval_loops=[1]'
+train text --init_from=pretrained/text/ckpt.pt $COPY
+train calc config/calc.py --init_from=pretrained/calc/ckpt.pt $COPY
+for run in text calc; do
     rules $run 0
 done
 for seed in 1 2 3; do

@@ -43,11 +43,6 @@ for seed in 1 2 3; do
         right hop-window$window-$seed 160 hop
     done
 done
-calc plain3-1 --seed=1 --groups=[]
-# on deep problems, as many tokens per iteration
-DEEP='--seed=1 --dataset=calc:reset=0.02 --block_size=192 --batch_size=8 --groups=[]'
-calc plain10-deep-1 --n_layer=10 $DEEP
-calc plain18-window16-deep-1 --n_layer=18 --window=16 $DEEP
 # one thing changed
 calc full-1 --seed=1 --window=None
 calc fixed-1 --seed=1 --loop_draw=fixed --mean_recurrence=9
@@ -55,7 +50,6 @@ calc none-1 --seed=1 --injection=none
 calc add-1 --seed=1 --injection=add
 calc x0e-1 --seed=1 --x0=e
 calc bptt1-1 --seed=1 --bptt_k=1
-calc norm-1 --seed=1 --norm_inside=False
 calc r4-1 --seed=1 --mean_recurrence=4
 
 BOTH="--rules=['norm_rel','accel'] --taus=[0.1,1.0]"
@@ -103,7 +97,6 @@ norm0.1 --rule=norm_rel --tau=0.1
 norm0.03 --rule=norm_rel --tau=0.03
 2048 --tau=1 --length=2048 --dataset=calc:reset=0.002 --seeds=[1337]
 8192 --tau=1 --length=8192 --dataset=calc:reset=0.0005 --seeds=[1337]
-damped8192 --tau=0.3 --damping=0.3 --length=8192 --dataset=calc:reset=0.0005 --seeds=[1337]
 END
 done
 

@@ -13,19 +13,13 @@ kind() {
         plain3) echo --n_layer=3 --groups=[] ;;
         plain6) echo --n_layer=6 --groups=[] ;;
         each[0-9]) fixed ${1#each} [[0],[1],[2]] ;;             # each layer for itself
-        block[0-9]) fixed ${1#block} all ;;               # as in config/kxl.py
+        block[0-9]) fixed ${1#block} all ;;                     # as in config/kxl.py
         middle[0-9]) fixed ${1#middle} [[1]] ;;
-        last[0-9]) fixed ${1#last} [[2]] ;;
         # Geiping's loop: noise, adapter, norm in the loop, random counts, gradients of three steps
         geiping) echo --n_layer=3 --groups=[[1]] --mean_recurrence=4 --bptt_k=3 ;;
         geiping_e) echo $(kind geiping) --x0=e ;;
         # one part of it at a time
-        norm2) echo $(kind middle2) --norm_inside=True ;;
-        norm_each2) echo $(kind each2) --norm_inside=True ;;
-        adapter2) echo $(kind middle2) --injection=concat --x0=e ;;
-        noise2) echo $(kind middle2) --injection=concat --x0=noise ;;
         random4) echo $(kind middle4) --loop_draw=lognormal --bptt_k=30 ;;
-        geiping_all) echo $(kind geiping_e) --bptt_k=30 ;;         # gradients of all steps
         geiping_fixed) echo $(kind geiping_e) --loop_draw=fixed ;;
     esac
 }
@@ -49,18 +43,17 @@ text() {
 }
 
 text plain3-16000-{1,2,1-4e-2} plain3-8000-{1,2,1-4e-2,2-4e-2} each2-8000-{1,2,1-2e-2}
-text {plain6,middle2,block2,geiping,geiping_e,each3,last2,block3}-8000-1
+text {plain6,middle2,block2,geiping}-8000-1
 text plain3-4000-{1,2,3,1-2e-2,1-4e-2}
-text {plain3,plain6,each2,each3,block2,block3,middle2,middle4,last2,geiping,geiping_e}-2000-{1,2,3}
+text {plain3,plain6,each2,block2,middle2,middle4,geiping,geiping_e}-2000-{1,2,3}
 # another width, C = 96
-text wide-{plain3,plain6,each2,block2}-2000-1 wide-plain3-4000-1 wide-{plain3,each2}-2000-1-2e-2
+text wide-{plain3,plain6,each2}-2000-1 wide-plain3-4000-1 wide-{plain3,each2}-2000-1-2e-2
 # what of Geiping's loop costs
-text {random4,geiping_fixed}-2000-{1,2,3} {geiping_all,norm2,adapter2,noise2}-2000-1
+text {random4,geiping_fixed}-2000-{1,2,3}
 # other learning rates
 text {plain3,each2}-2000-1-5e-3 plain3-2000-1-8e-2 {plain3,middle2}-2000-{1,2,3}-4e-2
 text {plain3,each2}-2000-{1,2}-2e-2 block2-2000-{1,2,3}-2e-2
-text {plain6,middle2,middle4,geiping,geiping_e,norm_each2}-2000-1-2e-2
-text {plain6,each2,block2,middle4,last2,geiping_e,norm_each2}-2000-1-4e-2
+text {plain6,middle2,geiping}-2000-1-2e-2 {plain6,each2,block2}-2000-1-4e-2
 
 # how three trainings of the default model read and write texts of 36 bytes
 for seed in 1 2 3; do
