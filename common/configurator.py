@@ -252,6 +252,8 @@ def parse(key, text, annotation):
     try:
         value = float(text) if text == 'inf' else ast.literal_eval(text)
     except (ValueError, SyntaxError):
+        check(list not in kinds or not text.startswith('['), f'{key}={text} is no list: quote it '
+              f'and its words, such as --{key}="[\'a\',\'b\']"')
         value = text
     if type(value) is int and float in kinds and int not in kinds:
         value = float(value)
