@@ -47,7 +47,6 @@ from loops import Plan, as_noise
 out_dir: str | None = None  # None = out, or pretrained/text if you have trained no model
 dataset: str | None = None  # held-out text or a task with other knobs; None = the run's own
 length: int | None = None   # tokens of a window; None = block_size
-damping: float | None = None    # share of the old state that a loop step keeps; None = the run's
 rules: str | list = ['norm_rel', 'kl', 'accel']     # names in exits.EXITS, or MODULE:NAME; with a
                             # threshold of its own: norm:1
 taus: float | list | None = None    # thresholds of the others; None = 0.03 ... 30, and to calibrate
@@ -319,12 +318,11 @@ def figure_4(rows, path):
         for i, rule in enumerate(rules):
             line = [row | dict(ppl=math.exp(row['ce'])) for row in rows
                     if (row['rule'], row['cache'], row['wake']) == (rule, policy, wakes)]
-            for ax, column in zip(axes, labels):
+            for ax, (column, label) in zip(axes, labels.items()):
                 ax.plot([row['tau'] for row in line], [row[column] for row in line], 'o-', ms=4,
                         color=plots.colour_of(i), label=rule)
-        for ax, label in zip(axes, labels.values()):
-            ax.set(xscale='log', xlabel='tau', ylabel=label,
-                   title=f'{policy}, wake' if wakes else policy)
+                ax.set(xscale='log', xlabel='tau', ylabel=label,
+                       title=f'{policy}, wake' if wakes else policy)
     grid[0][0].legend(fontsize=8)
     figure.tight_layout()
     plots.save(figure, path)
@@ -402,9 +400,7 @@ def main():
     dev, _ = pick_device(device, 'float32')
     check(new_tokens > 1, 'new_tokens must be at least 2, since the first one is not timed')
     check(calibrate or store is False, 'store is for --calibrate')
-    check(damping is None or not calibrate, 'exits.json is for the damping of the run: leave out '
-          '--damping')
-    model, checkpoint, folder, results = open_run(out_dir, dev, length=length, damping=damping)
+    model, checkpoint, folder, results = open_run(out_dir, dev, length=length)
     is_task = tasks.is_task(dataset or checkpoint['config']['dataset'])
     check(not (is_task and compile), 'passes over problems are not compiled: leave out --compile')
     check(store is False or (store is True) != is_task, 'on text --most_nats chooses the threshold '
