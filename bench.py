@@ -3,9 +3,9 @@ How good and how fast is each way to decode: fixed loops, exit rules, drafts, wa
 
     python bench.py                     the default run, in two minutes
     python bench.py "--taus=[1e-5,1e-4,1e-3,1e-2]"          the paper's sweep
-    python bench.py --calibrate         the largest thresholds that cost at most 0.005 nats a token
-    python bench.py --out_dir=pretrained/calc --calibrate   on problems: what each threshold costs
-    python bench.py --calibrate --store     writes them into exits.json, where sample.py finds them
+    python bench.py --calibrate         what each threshold costs, on text or on problems
+    python bench.py --calibrate --store     the largest that cost at most 0.005 nats per token are
+                                        written into exits.json, where sample.py finds them
 
 A way to decode is a *method*, and a row of bench.csv. Each is compared with the first one, the
 *full budget*: n_loop fixed loops with the cache `exact`.
@@ -15,7 +15,7 @@ A way to decode is a *method*, and a row of bench.csv. Each is compared with the
     time        of a text: ms for each new token after a prompt, and whether the text is that of
                 the full budget. On a task: ms for each token of a problem that is read
 
-figure_4.png shows the rules by their thresholds, ledger.png all methods, quality against time.
+figure_4.png shows the rules by their thresholds.
 
 Paper: sec. 4, App. D, Fig. 4.
 
@@ -47,7 +47,6 @@ from loops import Plan, as_noise
 out_dir: str | None = None  # None = out, or pretrained/text if you have trained no model
 dataset: str | None = None  # held-out text or a task with other knobs; None = the run's own
 length: int | None = None   # tokens of a window; None = block_size
-damping: float | None = None    # share of the old state that a loop step keeps; None = the run's
 rules: str | list = ['norm_rel', 'kl', 'accel']     # names in exits.EXITS, or MODULE:NAME; with a
                             # threshold of its own: norm:1
 taus: float | list | None = None    # thresholds of the others; None = 0.03 ... 30, and to calibrate
@@ -59,15 +58,14 @@ n_loop: int | None = None   # the full budget; None = 30, or r if loop_draw is f
                             # rules that wake 2 T + 100
 cache: str | int | list = 'exact'   # of fixed loops and rules: exact, latest, a number of slots
 wake: bool | list | None = None     # may a token that has exited wake? None = on a task
-n_windows: int | None = None    # held-out windows for quality, None = 24; with --calibrate on a
-                                # task new problems, None = 32
+n_windows = 24              # held-out windows for quality; with --calibrate on a task new problems
 n_prompts = 8               # windows that are timed: texts to continue, or problems to read; 0 =
                             # none, and without times no decoders
 prompt_tokens: int | None = None    # length of a prompt; None = half a window
 new_tokens = 24             # length of a text. The first token also reads the prompt: not timed
 compile = False             # compile the passes after a prompt, see compiled.py; not on a task
 calibrate = False           # print what thresholds cost, and measure nothing else
-most_nats = 0.005           # what a calibrated threshold may cost on text, per token
+most_nats = 0.005           # what a threshold that is stored may cost on text, per token
 store: float | bool = False     # with calibrate: write exits.json; on a task --store=1 stores 1
 seed = 0                    # of x^(0)
 device = 'auto'
@@ -105,7 +103,7 @@ class Method:
 
     @property
     def kind(self):
-        """Its label in ledger.png."""
+        """A word for the table."""
         if self.decoder != 'one_by_one':
             return self.decoder.partition(':')[0]
         if self.rule:
@@ -130,26 +128,22 @@ class Method:
 
 def methods_of(model, task=None):
     """What the knobs ask for, the full budget first. task: a tasks.Task; None = a text."""
-    is_task = task is not None
     if not model.groups:
         return [Method(0)]
-    wakes = values_of('wake') or [is_task]
     budget = n_loop
-    if budget is None and is_task and True in wakes:
-        budget = task.budget(model.config.block_size)
-    if budget is None:
-        budget = model.loop_counts(has_rule=True)[0]
+    if budget is None and task:
+        budget = task.budget(model.config.block_size, wake is None or True in values_of('wake'))
+    budget = model.loop_counts(budget, has_rule=True)[0]
 
     methods = [Method(budget)]
     for policy in values_of('cache'):
         methods += [Method(n, policy) for n in (*values_of('budgets'), budget)]
-        can_wake = is_task and policy == 'exact'
-        check(can_wake or wake is None or False in wakes, 'tokens wake only in problems that are '
-              'read in one pass, with --cache=exact: leave out --wake')
-        for may_wake in wakes:
-            methods += [Method(budget, policy, rule)
-                        for rule in rules_of(may_wake and can_wake, policy)]
-    if n_prompts and not is_task:       # decoders write texts
+        can_wake = task is not None and policy == 'exact'
+        for wakes in values_of('wake') or [can_wake]:
+            check(can_wake or not wakes, 'tokens wake only in problems that are read in one pass, '
+                  'with --cache=exact: leave out --wake')
+            methods += [Method(budget, policy, rule) for rule in rules_of(wakes, policy)]
+    if n_prompts and not task:          # decoders write texts
         for call in values_of('decoder'):
             way = decode.decoder_of(call)
             most = isinstance(way, decode.Drafts) and way.check or budget
@@ -161,18 +155,21 @@ def methods_of(model, task=None):
     return list(dict.fromkeys(methods))         # each once
 
 
-def rules_of(may_wake, policy, way=None):
+def rules_of(wakes, policy, way=None):
     """The rules that the knobs ask for, each with its thresholds: a list of Exits."""
     thresholds = values_of('taus') or (TAUS if calibrate else TAUS[3:])
-    found = []
-    for rule in values_of('rules'):
-        name, _, tau = rule.rpartition(':')
-        try:
-            pairs = [(name, float(tau))]        # norm:1
-        except ValueError:
-            pairs = [(rule, tau) for tau in thresholds]
-        found += [choose(name, tau, may_wake, policy, way)[0] for name, tau in pairs]
-    return found
+    return [choose(name, tau, wakes, policy, way)[0]
+            for name, own_tau in map(name_and_tau, values_of('rules'))
+            for tau in (thresholds if own_tau is None else [own_tau])]
+
+
+def name_and_tau(rule):
+    """'norm:1' -> 'norm', 1.0; 'norm' -> 'norm', None, and 'zoo.huginn:kl' the same way."""
+    name, _, tau = rule.rpartition(':')
+    try:
+        return name, float(tau)
+    except ValueError:
+        return rule, None
 
 
 def values_of(knob):
@@ -185,10 +182,10 @@ def values_of(knob):
 
 # quality ------------------------------------------------------------------------------------------
 
-def predict(model, method, idx, targets):
+def quality(model, method, idx, targets):
     """
-    Windows (N, T) -> for each token its loss in nats, and whether the model is right, both (N, T)
-    and 0 without a label; and the loop steps computed for it (N, T, groups).
+    Read windows idx (N, T) with labels targets (N, T), -1 where there is none -> nats, right
+    answers, labels, and loop steps per token of each window, (4, N).
     """
     parts = []
     at_once = windows_at_once(model.config)
@@ -196,30 +193,19 @@ def predict(model, method, idx, targets):
         torch.manual_seed(seed)         # for a rule that tosses coins
         logits, _, evals = decode.read(model, x, method.plan(model), method.cache)
         nats = cross_entropy(logits.mT.float(), y, reduction='none')                # (B, T)
-        right = logits.argmax(-1) == y
+        of_tokens = nats, logits.argmax(-1) == y, y >= 0
         # double on the CPU: MPS has no float64
-        parts.append((nats.cpu().double(), right.cpu(), evals.cpu().double()))
-    return [torch.cat(part) for part in zip(*parts)]
-
-
-def quality(model, method, idx, targets):
-    """Nats, right answers, labels, and loop steps per token of each window, (4, N)."""
-    nats, right, evals = predict(model, method, idx, targets)
-    labels = (targets >= 0).sum(1).cpu()
-    steps = evals.mean((1, 2)).nan_to_num()         # a model without groups has none
-    return torch.stack((nats.sum(1), right.sum(1), labels, steps)).numpy()
-
-
-def quality_columns(windows, full):
-    """Columns of bench.csv, from what `quality` returns for a method and for the full budget."""
-    nats, right, labels, steps = windows
-    cost, low, high = excess(windows, full)
-    return dict(ce=nats.sum() / labels.sum(), ce_minus_full=cost, diff_low=low, diff_high=high,
-                accuracy=right.sum() / labels.sum(), mean_evals=steps.mean())
+        sums = [part.cpu().double().sum(1) for part in of_tokens]
+        steps = evals.cpu().double().mean((1, 2)).nan_to_num()      # a plain model has none
+        parts.append(torch.stack((*sums, steps)))
+    return torch.cat(parts, dim=1).numpy()
 
 
 def excess(windows, full):
-    """Nats per label above the full budget, and the ends of its 95% interval over windows."""
+    """
+    Nats per label above the full budget, and the ends of the 95% interval over windows, from what
+    `quality` returns for a method and for the full budget.
+    """
     nats, _, labels, _ = windows
     difference = nats - full[0]
     cost = difference.sum() / labels.sum()
@@ -288,14 +274,21 @@ def measure(model, methods, idx, targets, prompts, path, is_task, deepest=None):
             continue
         windows = quality(model, method, idx, targets)
         full = windows if full is None else full
-        row |= quality_columns(windows, full)
+        cost, low, high = excess(windows, full)
+        nats, right, labels, steps = windows
+        row |= dict(ce=nats.sum() / labels.sum(), ce_minus_full=cost, diff_low=low, diff_high=high,
+                    accuracy=right.sum() / labels.sum(), mean_evals=steps.mean())
         write_csv(rows, path)
-        print(f"{row['name']}: {row['ce_minus_full']:+.4f} nats, {100 * row['accuracy']:.2f}% "
-              f"right, {row['mean_evals']:.2f} loop steps", flush=True)
+        print(f"{row['name']}: {cost:+.4f} nats, {100 * row['accuracy']:.2f}% right, "
+              f"{row['mean_evals']:.2f} loop steps", flush=True)
 
     decode.use_one_thread(model)        # for the times; quality may use all cores
     if compile and len(prompts):
-        compile_all(model, methods, prompts[0])
+        from compiled import compile_passes
+        decoders = [decode.decoder_of(method.decoder) for method in methods]
+        compile_passes(model, set().union(*(decoder.widths for decoder in decoders)))
+        for method in methods:          # the first call compiles
+            time_to_write(model, method, prompts[0], new_tokens)
     timings = [[] for _ in methods]     # of each method what each prompt has given
     for p, prompt in enumerate(prompts):        # all methods in turn, on a machine that may be busy
         print(f'time: prompt {p + 1} of {len(prompts)}', flush=True)
@@ -314,96 +307,6 @@ def measure(model, methods, idx, targets, prompts, path, is_task, deepest=None):
     return rows
 
 
-def compile_all(model, methods, prompt):
-    """Compile the passes of all methods. Their first calls do the work, so they are made here."""
-    from compiled import compile_passes
-    widths = [decode.decoder_of(method.decoder).widths for method in methods]
-    compile_passes(model, set().union(*widths))
-    for method in methods:
-        time_to_write(model, method, prompt, new_tokens)
-
-
-# thresholds ---------------------------------------------------------------------------------------
-
-def families_of(methods):
-    """The exit rules: {(name, cache, wake): methods, from the smallest threshold on}."""
-    families = {}
-    for method in methods:
-        if method.kind == 'exit rules':
-            key = method.rule.name, method.cache, method.rule.wake
-            families.setdefault(key, []).append(method)
-    check(families, 'there is no threshold to find: no exit rule is given, or nothing loops')
-    return {key: sorted(family, key=lambda method: method.rule.tau)
-            for key, family in families.items()}
-
-
-def thresholds_of_text(model, methods, idx, targets):
-    """
-    Rows of exits.json: the largest threshold of each rule and cache that costs at most most_nats.
-    It is chosen by the upper end of the interval on every second window. The other windows, which
-    had no part in the choice, say what it costs. None for a rule without such a threshold.
-    """
-    rows = {}
-    full = quality(model, methods[0], idx, targets)
-    for (name, policy, wakes), family in families_of(methods).items():
-        rows[name, policy] = None
-        words = f'no threshold costs at most {most_nats:g} nats'
-        for method in reversed(family):
-            windows = quality(model, method, idx, targets)
-            _, _, high = excess(windows[:, ::2], full[:, ::2])
-            if high <= most_nats:
-                cost, _, _ = excess(windows[:, 1::2], full[:, 1::2])
-                tau = method.rule.tau
-                steps = windows[3, 1::2].mean()
-                words = f'tau {tau:g} costs {cost:+.4f} nats, {steps:.2f} loop steps'
-                how = (f'bench.py --calibrate --most_nats={most_nats:g} on {len(idx)} windows of '
-                       f'{idx.shape[1]} tokens, at most {method.n_loop} loops')
-                rows[name, policy] = dict(rule=name, cache=policy, tau=tau, cost=cost, wake=wakes,
-                                          how=how)
-                break
-        print(f'{name}, {policy}: {words}', flush=True)
-    return rows
-
-
-def thresholds_of_problems(model, methods, idx, targets):
-    """
-    Print what each threshold costs on problems (N, T) -> rows of exits.json with the threshold
-    `store`. A problem is lost if an answer is wrong that the smallest threshold has right. No
-    choice is safe on all problems: in mazes smaller thresholds do worse.
-    """
-    rows = {}
-    for (name, policy, wakes), family in families_of(methods).items():
-        lines = []
-        of_smallest = None
-        for method in family:
-            _, right, evals = predict(model, method, idx, targets)
-            if of_smallest is None:
-                of_smallest = right                                                 # (N, T)
-            lost = int((of_smallest & ~right).any(dim=1).sum())
-            wrong = int((targets >= 0).sum() - right.sum())
-            tau = method.rule.tau
-            lines.append(dict(tau=tau, lost=lost, wrong=wrong, steps=evals.mean().item()))
-            if store is not False and tau == store:
-                how = (f'bench.py --calibrate --store={tau:g} on {len(idx)} problems of '
-                       f'{idx.shape[1]} tokens, at most {method.n_loop} loops: {lost} lost')
-                rows[name, policy] = dict(rule=name, cache=policy, tau=tau, cost=wrong, wake=wakes,
-                                          how=how)
-        print_rows(f'{name}, {policy}{", wake" if wakes else ""}: problems lost of {len(idx)}, '
-                   'wrong answers, loop steps of a token', lines[::-1],
-                   dict(tau='g', lost='d', wrong='d', steps='.2f'))
-    check(store is False or rows, f'--store={store}: name one of the thresholds in the table')
-    return rows
-
-
-def store_rows(rows, folder):
-    """Put rows {(rule, cache): row, or None} in the place of earlier ones in folder/exits.json."""
-    stored = {(row['rule'], row['cache']): row for row in stored_exits(folder)} | rows
-    write_json(dict(exits=[row for row in stored.values() if row]), f'{folder}/exits.json')
-    print(f'{folder}/exits.json has the thresholds: python sample.py --exit ...')
-
-
-# figures ------------------------------------------------------------------------------------------
-
 def figure_4(rows, path):
     """Fig. 4: time, perplexity and loss of each rule against tau; a line of panels for a cache."""
     from common import plots  # here, since matplotlib takes a second to import
@@ -415,45 +318,80 @@ def figure_4(rows, path):
         for i, rule in enumerate(rules):
             line = [row | dict(ppl=math.exp(row['ce'])) for row in rows
                     if (row['rule'], row['cache'], row['wake']) == (rule, policy, wakes)]
-            for ax, column in zip(axes, labels):
+            for ax, (column, label) in zip(axes, labels.items()):
                 ax.plot([row['tau'] for row in line], [row[column] for row in line], 'o-', ms=4,
                         color=plots.colour_of(i), label=rule)
-        for ax, label in zip(axes, labels.values()):
-            ax.set(xscale='log', xlabel='tau', ylabel=label,
-                   title=f'{policy}, wake' if wakes else policy)
+                ax.set(xscale='log', xlabel='tau', ylabel=label,
+                       title=f'{policy}, wake' if wakes else policy)
     grid[0][0].legend(fontsize=8)
     figure.tight_layout()
     plots.save(figure, path)
 
 
-def ledger(rows, is_task, path):
-    """Quality against time, a colour for each kind of decoding."""
-    from common import plots
-    column = 'accuracy' if is_task else 'ce'
-    # Drafts write the text of the loops that check them. Another decoder is drawn only if it wrote
-    # the text of the full budget
-    of_loops = {row['n_loop']: row[column] for row in rows
-                if row['kind'] == 'fixed loops' and row['cache'] == 'exact'}
-    dots = {}               # label: [(time, quality), ...]
-    for row in rows:
-        height = row[column]
-        if row['kind'] == 'drafts' or row['decoder'] != 'one_by_one' and row['identical'] == 1:
-            height = of_loops.get(row['n_loop'])
-        label = row['kind']
-        if label in ('fixed loops', 'exit rules'):
-            label += f", {row['cache']}" + (', wake' if row['wake'] else '')
-        if height is not None:
-            dots.setdefault(label, []).append((row['ms_per_token'], height))
-    figure, [[ax]] = plots.panels(1, 8, 4.5)
-    for i, (label, line) in enumerate(dots.items()):
-        ax.plot(*zip(*line), 'o', color=plots.colour_of(i), alpha=0.8, label=label)
-    ax.set(xscale='log', xlabel='ms per token',
-           ylabel='share of right answers' if is_task else 'held-out loss (nats per token)')
-    if not is_task:         # one loop may be far above the others
-        least = min(row['ce'] for row in rows if row['ce'] is not None)
-        ax.set_ylim(top=min(ax.get_ylim()[1], 1.2 * least))
-    ax.legend()
-    plots.save(figure, path)
+# thresholds ---------------------------------------------------------------------------------------
+
+def thresholds_of(model, methods, idx, targets, is_task):
+    """
+    Print what each threshold costs on windows (N, T) -> rows of exits.json: {(rule, cache): a row
+    with one threshold, or None}.
+
+    On text that is the largest which costs at most most_nats, by the upper end of the interval on
+    every second window. The others, which have no part in the choice, say what it costs.
+
+    On problems it is the threshold `store`, and the cost is the number of wrong answers. No choice
+    is safe on all problems: in mazes smaller thresholds do worse.
+    """
+    families = {}
+    for method in methods:
+        if method.kind == 'exit rules':
+            key = method.rule.name, method.cache, method.rule.wake
+            families.setdefault(key, []).append(method)
+    check(families, 'there is no threshold to find: no exit rule is given, or nothing loops')
+
+    N, T = idx.shape
+    full = None if is_task else quality(model, methods[0], idx, targets)
+    rows = {}
+    for (name, policy, wakes), family in families.items():
+        words = f'{name}, {policy}' + (', wake' if wakes else '')
+        lines = []
+        for method in sorted(family, key=lambda method: -method.rule.tau):
+            windows = quality(model, method, idx, targets)
+            _, right, labels, steps = windows
+            line = dict(tau=method.rule.tau, steps=steps.mean())
+            if is_task:
+                line |= dict(solved=sum(right == labels), cost=sum(labels - right))
+            else:
+                _, _, line['at_most'] = excess(windows[:, ::2], full[:, ::2])
+                line['cost'], _, _ = excess(windows[:, 1::2], full[:, 1::2])
+            lines.append(line)
+
+        if is_task:
+            title = f'solved problems of {N}, wrong answers'
+            shapes = dict(tau='g', solved='d', cost='.0f', steps='.2f')
+            good = [line for line in lines if line['tau'] == store]
+            how = f'--store={store:g} on {N} problems'
+        else:
+            title = f'nats per token at most, on {(N + 1) // 2} windows; cost on {N // 2} others'
+            shapes = dict(tau='g', at_most='+.4f', cost='+.4f', steps='.2f')
+            good = [line for line in lines if line['at_most'] <= most_nats]
+            how = f'--most_nats={most_nats:g} on {N} windows'
+        print_rows(f'{words}: {title}; loop steps of a token', lines, shapes)
+        if good:
+            largest = good[0]
+            how = f'bench.py --calibrate {how} of {T} tokens, at most {family[0].n_loop} loops'
+            print(f"tau = {largest['tau']:g}: {how}")
+            rows[name, policy] = dict(rule=name, cache=policy, tau=largest['tau'],
+                                      cost=largest['cost'], wake=wakes, how=how)
+        elif not is_task:
+            print(f'no threshold costs at most {most_nats:g} nats')
+            rows[name, policy] = None
+    return rows
+
+
+def store_rows(rows, folder):
+    """Put rows {(rule, cache): row, or None} in the place of earlier ones in folder/exits.json."""
+    stored = {(row['rule'], row['cache']): row for row in stored_exits(folder)} | rows
+    write_json(dict(exits=[row for row in stored.values() if row]), f'{folder}/exits.json')
 
 
 # the run ------------------------------------------------------------------------------------------
@@ -462,40 +400,32 @@ def main():
     dev, _ = pick_device(device, 'float32')
     check(new_tokens > 1, 'new_tokens must be at least 2, since the first one is not timed')
     check(calibrate or store is False, 'store is for --calibrate')
-    check(store is False or len(values_of('wake')) < 2, 'a threshold is stored for tokens that '
-          'wake or for tokens that do not: give one --wake')
-    check(damping is None or not calibrate, 'exits.json is for the damping of the run: leave out '
-          '--damping')
-    model, checkpoint, folder, results = open_run(out_dir, dev, length=length, damping=damping)
+    model, checkpoint, folder, results = open_run(out_dir, dev, length=length)
     is_task = tasks.is_task(dataset or checkpoint['config']['dataset'])
     check(not (is_task and compile), 'passes over problems are not compiled: leave out --compile')
+    check(store is False or (store is True) != is_task, 'on text --most_nats chooses the threshold '
+          'that --store writes; on problems name the threshold, such as --store=1')
     T = model.config.block_size
     problems = tasks.problems_of(checkpoint, dataset) if is_task else None
     methods = methods_of(model, problems.task if is_task else None)
     print(f"{folder}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {model.config.groups}, "
           f'{dev}: {len(methods)} methods')
 
+    if calibrate and is_task:       # other problems than those of training and evaluation
+        x, y, _ = problems.make(np.random.default_rng([*b'thresholds']), n_windows, T)
+        idx, targets = (torch.from_numpy(array).to(dev) for array in (x, y))
+    else:
+        _, idx, targets, depth = data.held_out_windows(checkpoint, n_windows, dataset, dev)
     if calibrate:
-        if is_task:
-            check(store is not True, 'on problems no loss says which threshold is safe: read the '
-                  'table, and name the threshold to store, such as --store=1')
-            # other problems than those of training and evaluation
-            rng = np.random.default_rng([*b'thresholds'])
-            x, y, _ = problems.make(rng, n_windows or 32, T)
-            rows = thresholds_of_problems(model, methods, torch.from_numpy(x).to(dev),
-                                          torch.from_numpy(y).to(dev))
-        else:
-            check(store in (True, False), 'on text --most_nats chooses the thresholds: give '
-                  '--store without a value')
-            _, idx, targets, _ = data.held_out_windows(checkpoint, n_windows or 24, dataset, dev)
-            check(len(idx) >= 4, 'half of the windows choose a threshold and half say what it '
-                  'costs: give at least 4 --n_windows')
-            rows = thresholds_of_text(model, methods, idx, targets)
+        rows = thresholds_of(model, methods, idx, targets, is_task)
+        check(store is False or rows, f'--store={store}: name a threshold of the table')
         if store is not False:
             store_rows(rows, results)
+            names = dict.fromkeys(name for name, _ in map(name_and_tau, values_of('rules')))
+            print(f'\n{results}/exits.json has them: python sample.py --out_dir={folder} '
+                  f'--exit={" or ".join(names)}')
         return
 
-    _, idx, targets, depth = data.held_out_windows(checkpoint, n_windows or 24, dataset, dev)
     prompts = idx[:n_prompts, None, :T if is_task else prompt_tokens or T // 2]     # (n, 1, any)
     deepest = depth.max(axis=1).mean() if is_task else None
     rows = measure(model, methods, idx, targets, prompts, f'{results}/bench.csv', is_task, deepest)
@@ -505,7 +435,6 @@ def main():
         of_rules = [row for row in rows if row['kind'] == 'exit rules']
         if of_rules:
             figure_4(of_rules, f'{results}/figure_4.png')
-        ledger(rows, is_task, f'{results}/ledger.png')
         rows.sort(key=lambda row: row['ms_per_token'])
     print_rows(title, rows, SHOWN)
 

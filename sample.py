@@ -23,7 +23,7 @@ import torch
 import decode
 import tasks
 from common.checkpoint import open_run
-from common.configurator import configure
+from common.configurator import Count, Natural, configure
 from common.distributed import pick_device
 from common.encoding import read_prompt
 from common.errors import check, run
@@ -36,8 +36,8 @@ from tasks import NOT_ASKED, print_problem
 # -------------------------------------------------------------------------------------------------
 out_dir: str | None = None  # None = out, or pretrained/text if you have trained no model
 start: str | None = '\n'    # the prompt or a problem, or FILE:prompt.txt; None = a new document
-num_samples = 1             # side by side, but for waves and drafts
-num_starts = 1              # of a problem whose answers can be checked: tries, from other noise
+num_samples: Count = 1      # side by side, but for waves and drafts
+num_starts: Count = 1       # of a problem whose answers can be checked: tries, from other noise
 max_new_tokens = 300
 temperature: float = 0.8    # 0 = greedy
 top_k: int | None = None    # sample among the k likeliest tokens; None = all
@@ -51,7 +51,7 @@ n_loop: int | list | None = None    # None = mean_recurrence; with a rule 30, 2 
 cache: str | int = 'auto'   # exact, latest, or a number of slots; auto = what the decoder needs
 decoder: str | None = None  # a name in decode.DECODERS, such as wave:width=8; None = drafts where
                             # they write the text of one_by_one and only one is asked for
-seed = 1337                 # of the tokens drawn, or of the problems
+seed: Natural = 1337        # of the tokens drawn, or of the problems
 compile = False             # compiled passes: worth it on a GPU, or for thousands of tokens
 show_steps: bool | None = None  # colour tokens by their loop steps; None = pictures, on a terminal
 device = 'auto'
@@ -220,19 +220,14 @@ def write_text(model, checkpoint):
         print_legend()
 
 
-def text_behind(before, tokens, encoding):
-    """What tokens say behind those before them: a token alone may lack its blank, or be a part."""
-    return encoding.decode(before + tokens)[len(encoding.decode(before)):]
-
-
 def print_row(stream, b, encoding, text, in_colour):
     """
     Print the prompt `text` and the tokens of row b as they come, up to an end of text -> their loop
     steps (n, groups).
     """
     steps = []
-    before = encoding.encode(text)      # the last tokens that are printed
-    pending = []                        # those behind them, which end within a letter
+    known = encoding.encode(text)
+    said = encoding.decode(known)       # of which all is printed
     new_tokens = ((token, used) for tokens, steps_used in stream
                   for token, used in zip(tokens[b].tolist(), steps_used[b].float()))
     for token, used in new_tokens:
@@ -240,30 +235,25 @@ def print_row(stream, b, encoding, text, in_colour):
             print(text, end='')
         steps.append(used)
         if token < encoding.n_vocab:        # some tokens of a padded vocabulary have no text
-            pending.append(token)
-        piece = text_behind(before, pending, encoding)
-        if piece.endswith('\ufffd'):
+            known.append(token)
+        # all of it again, since a token alone may lack its blank, or be a part of a letter
+        now = encoding.decode(known)
+        if now.endswith('\ufffd'):
             continue
+        piece = now[len(said):]
+        said = now
         print(paint(piece, used.mean().item()) if in_colour else piece, end='', flush=True)
         if token in encoding.ends:
             break
-        if pending:
-            before = pending
-            pending = []
-    else:
-        print(text_behind(before, pending, encoding), end='')
-    print()
+    print(encoding.decode(known)[len(said):])
     return torch.stack(steps)
 
 
 def main():
     dev, _ = pick_device(device, 'float32')
     model, checkpoint, folder, _ = open_run(out_dir, dev, length=length, damping=damping)
-    check(num_samples >= 1, f'num_samples must be at least 1, not {num_samples}')
     check(model.groups or not exit, f'the model in {folder} has no groups that loop: leave out '
           '--exit')
-    check(seed >= 0, f'seed must be at least 0, not {seed}')
-    check(num_starts >= 1, f'num_starts must be at least 1, not {num_starts}')
     if tasks.is_task(checkpoint['config']['dataset']):
         check(not (decoder or compile), 'this model answers problems: leave out --decoder and '
               '--compile')

@@ -264,7 +264,8 @@ def convert(key, value, annotation):
         if text:
             value = float(text) if text == 'inf' else ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        pass
+        check(list not in kinds or not text.startswith('['), f'{key}={text} is no list: quote it '
+              f'and its words, such as --{key}="[\'a\',\'b\']"')
     if type(value) is int and float in kinds and int not in kinds:
         value = float(value)
     if isinstance(value, tuple) and list in kinds:

@@ -2,7 +2,7 @@
 # in all: k = 2 and L = 6 here. No input in the loop, so x^(0) is e; no norm between the loops, and
 # gradients through all of them. It has the weights of two layers and the depth of six.
 #   python train.py config/kxl.py
-#   python bench.py --out_dir=out-kxl --n_loop=3 '--budgets=[1,2,3]' '--rules=[]' '--drafts=[]'
+#   python bench.py --out_dir=out-kxl --n_loop=3 '--budgets=[1,2,3]' '--rules=[]' '--decoder=[]'
 #   python train.py '--groups=[]' --n_layer=2 --out_dir=out-two-layers   the same weights, no loop
 #   python train.py '--groups=[]' --n_layer=6 --out_dir=out-six-layers   the same depth, six layers
 out_dir = 'out-kxl'

@@ -32,16 +32,8 @@ def training(folder):
                 teraflops=tokens * sum(flops) / max(1, len(flops)) / 1e12)
 
 
-def commit_of(*names):
-    """What stands in the first NAME.done that is there; '' without one."""
-    notes = [Path(f'{name}.done') for name in names]
-    return next((note.read_text().strip() for note in notes if note.exists()), '')
-
-
-def short(name, value):
-    """A number with five digits, anything else, such as a commit of digits alone, as it is."""
-    if name == 'commit':
-        return value
+def short(value):
+    """A number with five digits; anything else as it is."""
     try:
         return value if str(value).lstrip('-').isdigit() else f'{float(value):.5g}'
     except (TypeError, ValueError):
@@ -54,14 +46,15 @@ def main():
     for path in map(Path, files):
         folder = path.parent.parent if path.parent.name == 'figures' else path.parent
         first = dict(run=folder.name)
-        commit = commit_of(path.with_suffix(''), folder)
+        notes = [Path(f'{name}.done') for name in (path.with_suffix(''), folder)]
+        commit = next((note.read_text().strip() for note in notes if note.exists()), '')
         if path.name == 'eval.csv':
             first |= training(folder)
         elif path.name.startswith('eval_'):         # eval_WEIGHTS-ITERATION_DATA_LENGTH.csv
             first['data'] = re.sub(r'eval_.*?-\d+_', '', path.stem)
         for row in read_csv(path):
-            row = first | row | dict(commit=commit)
-            rows.append({name: short(name, value) for name, value in row.items()})
+            row = {name: short(value) for name, value in (first | row).items()}
+            rows.append(row | dict(commit=commit))
     columns = list(dict.fromkeys(name for row in rows for name in row if row[name] != ''))
     columns = [name for name in columns if name != 'name']      # the other columns say it
     write_csv([{name: row.get(name, '') for name in columns} for row in rows], table)

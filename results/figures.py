@@ -58,11 +58,10 @@ def draw_line(ax, rows, label, colour, style):
 def draw_costs(ax):
     """Loop steps per token over the deepest answer. A line is seed 1, dots are the others."""
     for seed in 1, 2, 3:
+        style, size = ('o-', 6) if seed == 1 else ('o', 4)
         for g, points in enumerate(costs(seed).values()):
-            if seed == 1:
-                ax.plot(*zip(*points), 'o-', color=plots.colour_of(g))
-            elif points:
-                ax.plot(*zip(*points), 'o', color=plots.colour_of(g), markersize=4)
+            if points:
+                ax.plot(*zip(*points), style, color=plots.colour_of(g), markersize=size)
     for g, (label, place) in enumerate(WORDS_AT.items()):
         ax.text(*place, label, color=plots.colour_of(g), fontsize=9)
     ax.text(19, 620, 'small dots: other seeds', color='grey', fontsize=8)

@@ -7,6 +7,7 @@
 # Many cores can do the list side by side:
 #     LIST=1 bash results/text.sh | xargs -d '\n' -P 16 -I{} bash -c {}
 set -f                              # [] in a flag is no pattern of file names
+shopt -s nullglob                   # a pattern of `collect` without a file is nothing
 OUT=${OUT:-out-results}
 DEVICE=${DEVICE:-cpu}
 mkdir -p "$OUT"

@@ -7,7 +7,6 @@ The picture of README: a maze of 16 x 16 rooms while it is solved, loop by loop.
 """
 import io
 import math
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -29,29 +28,24 @@ ARROWS = np.array([(right, -down) for down, right in DIRECTIONS])       # to the
 def solved():
     """
     A maze (T,), and for each loop four arrays (T,): the relative change of each state, nan where
-    the room sleeps; the door taken; its probability; whether it is right.
+    the room sleeps, and in the end everywhere; the door taken; its probability; is it right?
     """
     model = GPT.load('pretrained/maze', length=SIDE * SIDE)
     x, y, _ = mazes(SIDE, 1, 1.0)
-    rule = make_exit('norm_rel', 0.14, wake=True)
-    steps = []              # of the rooms that are awake, before and after each loop step
-
-    def watched(x0, x1, memo, read):
-        steps.append((x0, x1))
-        return rule.signal(x0, x1, memo, read)
     trace = []
-    model(x, n_loop=2 * SIDE * SIDE + 100, exit=replace(rule, signal=watched), trace=trace)
-    state = torch.empty(1, SIDE * SIDE, model.config.n_embd)
+    model(x, n_loop=2 * SIDE * SIDE + 100, exit=make_exit('norm_rel', 0.14, wake=True),
+          trace=trace, keep_states=True)
+    states = trace[0]['states'][:, 0]                                           # (K+1, T, C)
+    changes = states.diff(dim=0).norm(dim=-1) / states[:-1].norm(dim=-1)        # (K, T)
+    changes[changes == 0] = torch.nan       # asleep
+    changes[-1] = torch.nan
     loops = []
-    for places, (before, after) in zip(trace[0]['awake'], steps):
-        state[0, places] = after
-        change = np.full(SIDE * SIDE, np.nan)       # asleep
-        change[places] = (after - before).norm(dim=-1) / before.norm(dim=-1)
-        logits = model.through_coda(state)[0]
+    for state, change in zip(states[1:], changes):
+        logits = model.through_coda(state[None])[0]
         sure, door = logits.softmax(-1)[:, 2 * GOAL:2 * GOAL + 4].max(dim=-1)
-        loops.append((change, door.numpy(), sure.numpy(), (logits.argmax(-1) == y[0]).numpy()))
-    change, *last = loops[-1]
-    return x[0].numpy(), [*loops[:-1], (np.full_like(change, np.nan), *last)]
+        is_right = logits.argmax(-1) == y[0]
+        loops.append([part.numpy() for part in (change, door, sure, is_right)])
+    return x[0].numpy(), loops
 
 
 def draw(ax, maze, change, doors, sure, is_right):
@@ -68,10 +62,10 @@ def draw(ax, maze, change, doors, sure, is_right):
     goal = rooms.argmin()
     ax.plot(goal % SIDE, goal // SIDE, 'o', color='#2e7d32', markersize=9)
     for door, (down, right) in enumerate(DIRECTIONS):
-        for room in np.flatnonzero(maze >> door & 1 == 0):      # a wall
-            x, y = room % SIDE + right / 2, room // SIDE + down / 2
-            ax.plot((x - down / 2, x + down / 2), (y - right / 2, y + right / 2),
-                    color='#22252b', lw=1.3)
+        walls = np.flatnonzero(maze >> door & 1 == 0)
+        x, y = walls % SIDE + right / 2, walls // SIDE + down / 2
+        ax.plot((x - down / 2, x + down / 2), (y - right / 2, y + right / 2), color='#22252b',
+                lw=1.3)
     ax.set(xlim=(-.55, SIDE - .45), ylim=(SIDE - .45, -.55))
     ax.set_axis_off()
 
