@@ -27,23 +27,6 @@ def keys_of(kv, pos):
     return keys.tolist()
 
 
-# places ------------------------------------------------------------------------------------------
-
-def test_no_mask_where_none_is_needed():
-    whole = Span(0, 5)
-    assert (whole.pos.tolist(), whole.end, whole.mask) == ([0, 1, 2, 3, 4], 5, None)
-    one = Span(7)
-    assert (one.pos.tolist(), one.end, one.mask) == ([7], 8, None)
-
-
-def test_new_tokens_see_what_was_there_and_each_other_in_order():
-    span = Span(1, 3)
-    assert (span.pos.tolist(), span.end) == ([1, 2, 3], 4)
-    assert span.mask.int().tolist() == [[1, 1, 0, 0],
-                                        [1, 1, 1, 0],
-                                        [1, 1, 1, 1]]
-
-
 # slots -------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('slots, left, read', [

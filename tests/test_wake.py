@@ -16,7 +16,7 @@ import model as module_of_model
 from cache import KeysValues, make_cache
 from exits import loop, make_exit
 from loops import Plan
-from model import GPT, Block, CausalSelfAttention, GPTConfig, attend_near
+from model import attend_near
 
 WINDOW = dict(window=3, pos='rotary')
 CLOSE = dict(rtol=1e-4, atol=1e-5)
@@ -40,45 +40,34 @@ def test_readers_are_the_tokens_in_whose_window_it_is(tiny, window, reads):
     assert changed.int().tolist() == reads
 
 
-def scripted(table, rule, readers):
-    """
-    exits.loop with signals from a table [step][token] -> what loop returns, and who was computed in
-    each step. The states count the steps that a token has been computed for.
-    """
-    now, diary = [], []
-
-    def f(x, k, at):
-        now[:] = [k, at]
-        return x[at] + 1
-
-    def signal(x0, x1, memo, logits_of):
-        k, at = now
-        # the tokens of this step, or those that fall asleep
-        return torch.tensor(table[k - 1])[at if len(at) == len(x0) else slice(len(x0))], None
-
-    T = len(table[0])
-    found = loop(f, torch.zeros(1, T, 1), len(table), replace(rule, signal=signal),
-                 readers=readers, record=lambda awake, x: diary.append(np.flatnonzero(awake)))
-    return *found, [awake.tolist() for awake in diary]
-
-
-def next_one(moved):
-    """A token is read by itself and by the next one."""
-    return moved | np.pad(moved, ((0, 0), (1, 0)))[:, :-1]
-
-
 def test_a_token_sleeps_and_wakes_by_hand():
-    """Three tokens, each read by itself and the next; two small signals in a row are needed."""
-    small, large = 0.0, 1.0
-    rule = make_exit('accel', 0.5, wake=True)           # two hits, and the last step is thrown away
-    x, used, evals, awake = scripted([
+    """
+    Three tokens, each read by itself and the next; two small signals in a row are needed. The
+    states count the steps that a token has been computed for.
+    """
+    small, large = 0.0, 1.0             # a value of exactly tau is not small
+    table = torch.tensor([
         [small, small, small],          # 1: nobody has two small ones yet
         [small, large, small],          # 2: 0 and 2 are still, but 2 reads 1, which moved
         [large, small, small],          # 3: 0 sleeps, whatever its signal; 2 is still again
         [large, small, large],          # 4: 1 is still now; 2, which had two small ones, moves
         [large, large, small],          # 5: 2 alone is awake
         [large, large, small],
-        [large, large, large]], rule, next_one)
+        [large, large, large]])
+    now, awake = [], []
+
+    def f(x, k, at):
+        now[:] = [k, at]
+        awake.append(at.tolist())
+        return x[at] + 1
+
+    def signal(x0, x1, memo, logits_of):
+        k, at = now
+        return table[k - 1, at], None
+
+    rule = replace(make_exit('accel', 1.0, wake=True), signal=signal)       # keep=False
+    x, used, evals = loop(f, torch.zeros(1, 3, 1), 7, rule, readers=lambda moved: (
+        moved | np.pad(moved, ((0, 0), (1, 0)))[:, :-1]))
     assert awake == [[0, 1, 2], [0, 1, 2], [1, 2], [1, 2], [2], [2]]
     assert evals.tolist() == [[2, 4, 6]]
     # who falls asleep throws that step away
@@ -135,12 +124,10 @@ def test_a_rule_that_reads_whole_rows_computes_them(tiny, idx, monkeypatch):
     assert set(shapes) == {(3, 16, 16)}
 
 
-def test_long_rows_read_only_the_window():
+def test_long_rows_read_only_the_window(tiny):
     """More than 64 windows of tokens: the keys in the window are picked, not masked."""
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(block_size=200, vocab_size=9, n_layer=3, n_head=2, n_embd=8, groups=[[1]],
-                          mean_recurrence=3, **WINDOW)).eval()
-    idx = torch.randint(9, (2, 200))
+    model = tiny(block_size=200, **WINDOW)
+    idx = torch.randint(50, (2, 200))
     picked, loss = model(idx, idx.roll(-1, 1), n_loop=3)
     loss.backward()
     grads = [p.grad.clone() for p in model.parameters()]
@@ -152,33 +139,6 @@ def test_long_rows_read_only_the_window():
     torch.testing.assert_close(again, picked, **CLOSE)
     for grad, p in zip(grads, model.parameters()):
         torch.testing.assert_close(p.grad, grad, **CLOSE)
-
-
-class Odd(CausalSelfAttention):
-    """Each token reads itself and the token three places before it."""
-
-    def near(self, pos):
-        return torch.stack((pos, pos - 3), dim=1)
-
-    def reads_few(self, end):
-        return True
-
-
-@torch.no_grad()
-def test_an_attention_of_ones_own_reads_the_same_in_a_row_of_any_length(monkeypatch):
-    """Token by token, too. It needs no window."""
-    monkeypatch.setattr(Block, 'attention', Odd)
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(block_size=24, vocab_size=9, n_layer=2, n_head=2, n_embd=16, groups=[[1]],
-                          x0='zero', pos='rotary')).eval()
-    idx = torch.randint(9, (1, 24))
-    whole, _ = model(idx, n_loop=3)
-    for t in 2, 3, 4, 9:
-        torch.testing.assert_close(model(idx[:, :t], n_loop=3)[0], whole[:, :t], **CLOSE)
-    text, _ = model.generate(idx[:, :3], 9, temperature=0, n_loop=3)
-    for t in range(3, 12):
-        logits, _ = model(text[:, :t], n_loop=3)
-        assert torch.equal(text[:, t], logits[:, -1].argmax(-1))
 
 
 @torch.no_grad()
