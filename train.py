@@ -247,7 +247,7 @@ def take_fields(config, is_new):
     settings.add({name: hint for name, hint in hints.items() if name not in inherited})
     free = settings.knobs().keys() - settings.given if is_new else ()
     for field in fields(config):
-        if field.name in free and field is not inherited[field.name]:
+        if field.name in free and field is not inherited.get(field.name, field):
             has_value = field.default is not MISSING
             settings.take({field.name: field.default if has_value else field.default_factory()})
 
@@ -257,11 +257,11 @@ def memory_explained():
     """In this context a lack of memory is a ValueError that names the knobs that need less."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:        # torch raises a RuntimeError on the CPU
-        if isinstance(error, RuntimeError) and 'tried to allocate' not in str(error).lower():
-            raise
-        raise ValueError('out of memory: halve batch_size and double gradient_accumulation_steps, '
-                         'which trains alike, lower bptt_k, or train a smaller model') from error
+    except (MemoryError, RuntimeError) as error:        # torch raises a RuntimeError
+        check('to allocate' not in str(error).lower(), 'out of memory: halve batch_size and double '
+              'gradient_accumulation_steps, which trains alike, lower bptt_k, or train a smaller '
+              'model')
+        raise
 
 
 def train_on(run, checkpoint):
@@ -483,7 +483,7 @@ def evaluate_only(run, checkpoint):
     results = folder_of_results(checkpoint['folder'])
     suffix = f"_{checkpoint['file']}-{run.done}_{dataset}_{block_size}"
     suffix = suffix.replace(':', '-').replace('=', '-')
-    evaluation.save_scores(scores, run.examples.is_task, results, suffix, keep=True)
+    evaluation.save_scores(scores, run.examples.is_task, results, suffix)
     say(f'{results}/eval{suffix}.csv')
     return True
 

@@ -43,8 +43,7 @@ def pick_device(device='auto', dtype='auto'):
 def processes(device, dtype):
     """
     `with processes(device, dtype) as (dev, autocast):` what pick_device returns. In this block the
-    processes are connected: each takes a card, or all share the CPU. At its end they wait for one
-    another.
+    processes are connected, and at its end they wait for one another.
     """
     check(STARTED or not {'RANK', 'WORLD_SIZE'} & os.environ.keys(), 'RANK or WORLD_SIZE is set, '
           f"but not all of {', '.join(BY_TORCHRUN)}: start with torchrun, or unset them")

@@ -3,7 +3,7 @@ Bad input: one line that says what is wrong and what to do, status 2, and no tra
 
 Bad input is a ValueError or an OSError. `run` prints it; every script ends with `run(main)`. Any
 other error is a bug, and keeps its traceback. So does a ValueError in a file of the user's own, if
-Python has raised it and not a `raise` there.
+Python has raised it and not a `raise` there. TRACEBACK=1 in the environment shows all.
 """
 import difflib
 import linecache
@@ -24,10 +24,7 @@ def check(good, message):
 
 @contextmanager
 def explain(what, advice, errors=Exception):
-    """
-    `with explain(what, advice):` an error of a library in this block becomes a ValueError that says
-    what failed, why, and what to do. errors: the classes of errors that it explains.
-    """
+    """In this block errors of a library become a ValueError: what failed, why, and what to do."""
     try:
         yield
     except errors as error:
@@ -56,10 +53,7 @@ def is_own_mistake(error):
 
 
 def run(main):
-    """
-    Call main(). The exit status is 2 for bad input, whose traceback TRACEBACK=1 in the environment
-    shows, 130 for Ctrl-C, and 141 if nobody reads the output any more.
-    """
+    """Call main(). The exit status is 2 for bad input, 130 for Ctrl-C, 141 for a closed pipe."""
     try:
         check(sys.stdout, 'the output is closed: send it to a file, or to /dev/null')
         if hasattr(sys.stdout, 'reconfigure'):

@@ -18,22 +18,16 @@ from common.files import read_csv, write_csv
 
 
 class Score(NamedTuple):
-    """
-    How well a model predicts held-out labels. A text has one depth, 0. A problem of a task is a
-    window, and it is solved if all of its labels are right.
-    """
+    """How well a model predicts held-out labels. A text has one depth, 0."""
     loss: float                 # nats per label
     accuracy: float             # the share of the labels that the model finds most likely
-    solved: float               # the share of the problems that are wholly right
+    solved: float               # the share of the windows in which all labels are right
     by_depth: torch.Tensor      # (3, depths): labels, how many of them are right, their nats
 
 
 @torch.no_grad()
 def evaluate(model, examples, n_windows, n_loop, dev='cpu', autocast=nullcontext()):
-    """
-    The Score of a model in evaluation at a loop count, on n_windows held-out windows of block_size
-    tokens that are spread evenly.
-    """
+    """The Score of a model in evaluation at a loop count, on n_windows evenly spread windows."""
     T = model.config.block_size
     numbers = spread(examples, n_windows, T)[distributed.RANK::distributed.WORLD]
     depths = torch.zeros(examples.n_held_out(T), T, dtype=torch.long)
@@ -97,16 +91,16 @@ def table_of(scores):
     return rows
 
 
-def save_scores(scores, is_task, folder, suffix='', keep=False):
+def save_scores(scores, is_task, folder, suffix=''):
     """
-    The table_of scores -> folder/eval{suffix}.csv; on a task its picture, depth{suffix}.png.
-    keep: the rows of other loop counts stay that the file has already.
+    The table_of scores -> folder/eval{suffix}.csv; on a task its picture, depth{suffix}.png. With a
+    suffix, rows of other loop counts stay that the file has already.
     """
     if distributed.RANK > 0:
         return
     path = os.path.join(folder, f'eval{suffix}.csv')
     rows = table_of(scores)
-    if keep and os.path.exists(path):
+    if suffix and os.path.exists(path):
         earlier = [{name: int(text) if text.isdigit() else float(text)
                     for name, text in row.items()} for row in read_csv(path)]
         rows += [row for row in earlier if row['loops'] not in scores]

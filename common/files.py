@@ -13,8 +13,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))      # the pr
 @contextmanager
 def new_file(path, mode='w', newline=None):
     """
-    `with new_file(path) as f:` writes a file that becomes `path` once it is complete. If the block
-    fails, the disk is full or the process is killed, the earlier file is unchanged.
+    `with new_file(path) as f:` what is written becomes `path` once it is complete. Until then, and
+    if that fails, the earlier file is unchanged.
     """
     os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
     unfinished = f'{path}.tmp'

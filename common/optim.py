@@ -4,14 +4,13 @@ import torch
 
 def make_optimizers(model, kind, lr, weight_decay):
     """
-    {name of their state in a checkpoint: optimizer}, all at the same learning rate.
-
-    AdamW, with decay on matrices (embeddings too) and not on norms. kind 'muon': Muon for the
-    matrices of blocks and adapters, its steps as large as AdamW's, and AdamW for the rest.
+    {name of their state in a checkpoint: optimizer}: AdamW, with decay on matrices (embeddings too)
+    and not on norms; of kind 'muon', Muon for the matrices of blocks and adapters, its steps as
+    large as AdamW's.
     """
     decayed = []
     undecayed = []
-    by_muon = []        # the matrices of blocks and adapters
+    by_muon = []
     for name, p in model.named_parameters():
         if p.dim() < 2:
             undecayed.append(p)
