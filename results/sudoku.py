@@ -69,12 +69,18 @@ def boards_in(file, most=None):
     return pairs, 9
 
 
-def solve(model, x, start):
+def solve(model, x, start=0, way='valid'):
     """
-    Boards x (B, T) from one start -> after which of `loops` the answer was valid (B,), 0 = never,
-    and that answer or the last one (B, T).
+    Boards x (B, T) from one start -> how many loops each took (B,), its answer (B, T), and whether
+    it has ended by the way before the loops did (B,); sleep is for one board.
     """
     B, T = x.shape
+    most = max(loops)
+    if way == 'sleep':
+        trace = []
+        logits, _ = model(x, n_loop=most, exit=make_exit('norm', tau, wake=True), trace=trace)
+        return (trace[0]['evals'].double().mean(dim=1), logits.argmax(-1),
+                trace[0]['steps_used'].amax(dim=1) < most)
     group = model.groups[0]
     span = Span(0, T, x.device)
     model.see(T)
@@ -82,50 +88,27 @@ def solve(model, x, start):
     f = group.map_of_all(e, span)
     states = group.init_state(e, FixedNoise(start), span.pos)
     left = torch.arange(B)
-    found = torch.zeros(B, dtype=torch.long)
+    taken = torch.full((B,), most)
+    ended = torch.zeros(B, dtype=torch.bool)
     answers = torch.zeros_like(x)
-    for k in range(1, max(loops) + 1):
-        states = f(states, k)
-        if k in loops:
-            guesses = model.through_coda(states).argmax(-1)
-            answers[left] = guesses
-            valid = torch.from_numpy(sudoku.Sudokus().valid(x[left].numpy(), guesses.numpy()))
-            found[left[valid]] = k
-            left, states = left[~valid], states[~valid]
-            if not len(left):
-                break
-            f = group.map_of_all(e[left], span)
-    return found, answers
-
-
-def stopped(model, x, way):
-    """
-    A board x (1, T) solved in a way -> its answer (1, T), how many loops in the mean of its
-    candidates, and whether it came to rest.
-    """
-    most = max(loops)
-    if way == 'fixed':
-        return model(x, n_loop=most)[0].argmax(-1), most, False
-    if way == 'valid':
-        found, answer = solve(model, x, 0)
-        return answer, found.item() or most, False
-    if way == 'sleep':
-        trace = []
-        logits, _ = model(x, n_loop=most, exit=make_exit('norm', tau, wake=True), trace=trace)
-        return (logits.argmax(-1), trace[0]['evals'].double().mean().item(),
-                trace[0]['steps_used'].max().item() < most)
-    model.see(x.shape[1])
-    group = model.groups[0]
-    span = Span(0, x.shape[1], x.device)
-    e = model.embed(x, span.pos).float()
-    f = group.map_of_all(e, span)
-    states = group.init_state(e, FixedNoise(0), span.pos)
     for k in range(1, most + 1):
         before, states = states, f(states, k)
-        rests = (states - before).norm(dim=-1).max().item() < tau
-        if rests:
+        ends = torch.zeros(len(left), dtype=torch.bool)
+        if way == 'rest':
+            ends = (states - before).norm(dim=-1).amax(dim=1) < tau
+        if k == most or ends.any() or way == 'valid' and k in loops:
+            guesses = model.through_coda(states).argmax(-1)
+            answers[left] = guesses
+            if way == 'valid':
+                ends = torch.from_numpy(sudoku.Sudokus().valid(x[left].numpy(), guesses.numpy()))
+        if ends.any():
+            taken[left[ends]] = k
+            ended[left[ends]] = True
+            left, states = left[~ends], states[~ends]
+            f = group.map_of_all(e[left], span)
+        if not len(left):
             break
-    return model.through_coda(states).argmax(-1), k, rests
+    return taken, answers, ended
 
 
 def compare_ways(model, kind, x, y):
@@ -133,14 +116,14 @@ def compare_ways(model, kind, x, y):
     rows = []
     for way in ways:
         begin = time.process_time()
-        results = [stopped(model, board[None], way) for board in x]
+        results = [solve(model, board[None], way=way) for board in x]
         seconds = time.process_time() - begin
-        answers = torch.cat([answer for answer, _, _ in results])
-        right = ((answers == y) | (y < 0)).all(dim=1).numpy()
-        rested = np.array([rests for _, _, rests in results])
-        rows.append(dict(boards=kind, n=len(x), way=way,
-                         solved=right.sum(), loops=round(np.mean([n for _, n, _ in results]), 1),
-                         rested=rested.sum(), rested_wrong=(rested & ~right).sum(),
+        taken, answers, ended = map(torch.cat, zip(*results))
+        right = ((answers == y) | (y < 0)).all(dim=1)
+        rested = ended & (way in ('rest', 'sleep'))
+        rows.append(dict(boards=kind, n=len(x), way=way, solved=right.sum().item(),
+                         loops=round(taken.double().mean().item(), 1), rested=rested.sum().item(),
+                         rested_wrong=(rested & ~right).sum().item(),
                          cpu_seconds=round(seconds, 1)))
     return rows
 
@@ -153,17 +136,16 @@ def by_starts(model, kind, x, y):
         begin = time.process_time()
         parts = [solve(model, x[some], start)
                  for some in left.split(max(1, AT_ONCE // x.shape[1]))]
-        found = torch.cat([number for number, _ in parts])
-        answers = torch.cat([answer for _, answer in parts])
+        taken, answers, ended = map(torch.cat, zip(*parts))
         right = ((answers == y[left]) | (y[left] < 0)).all(dim=1)
-        check(torch.equal(right, found > 0), 'a valid answer is the right one')
+        check(torch.equal(right, ended), 'a valid answer is the right one')
         before = len(x) - len(left)
         for k in loops:
-            solved = before + ((found > 0) & (found <= k)).sum().item()
+            solved = before + (ended & (taken <= k)).sum().item()
             rows.append(dict(boards=kind, n=len(x), starts=start + 1, loops=k, solved=solved,
                              percent=round(100 * solved / len(x), 2),
                              cpu_seconds=round(time.process_time() - begin, 1)))
-        left = left[found == 0]
+        left = left[~ended]
         if not len(left):
             break
     return rows
