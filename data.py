@@ -32,6 +32,7 @@ Paper: App. B (FineWeb, 300M tokens).
 """
 import functools
 import glob
+import hashlib
 import lzma
 import math
 import os
@@ -48,7 +49,7 @@ from common.configurator import Count
 from common.encoding import EOT, STORED, open_text_encoding, train_bpe
 from common.errors import check, did_you_mean, explain
 from common.evaluation import spread
-from common.files import ROOT, read_json, sha256_of, write_json
+from common.files import ROOT, read_json, write_json
 
 # --------------------------------------------------------------------------------------------------
 name = 'torchdocs'          # torchdocs, fineweb, or any name for text of your own
@@ -330,7 +331,8 @@ class Text:
 
     @functools.cached_property
     def sha256(self):
-        return sha256_of(f'{self.folder}/train.bin')
+        with open(f'{self.folder}/train.bin', 'rb') as f:
+            return hashlib.file_digest(f, 'sha256').hexdigest()
 
     def check_fits(self, T, rows=1):
         """ValueError unless each split has a window of T tokens and the token after it."""

@@ -34,7 +34,7 @@ def evaluate(model, examples, n_windows, n_loop, dev='cpu', autocast=nullcontext
     if examples.is_task:
         depths = torch.from_numpy(examples.depths(T)).long()
     by_depth = torch.zeros(3, int(depths.max()) + 1, dtype=torch.float64)
-    problems = torch.zeros(2, dtype=torch.float64)      # with labels, solved
+    solved = torch.zeros((), dtype=torch.float64)
     at_once = windows_at_once(model.config)
     for start in range(0, len(numbers), at_once):
         batch = numbers[start:start + at_once]
@@ -50,11 +50,10 @@ def evaluate(model, examples, n_windows, n_loop, dev='cpu', autocast=nullcontext
         by_depth.index_add_(1, depths[batch][labelled], of_labels)
         wrong = labelled.clone()                                                # (B, T)
         wrong[labelled] = ~right.cpu()
-        has_labels = labelled.any(dim=1)
-        problems += torch.stack((has_labels.sum(), (has_labels & ~wrong.any(dim=1)).sum()))
+        solved += (~wrong.any(dim=1)).sum()
     n_labels, n_right, nats = distributed.add_up(by_depth).sum(dim=1).tolist()
-    n_problems, n_solved = distributed.add_up(problems).tolist()
-    return Score(nats / n_labels, n_right / n_labels, n_solved / n_problems, by_depth)
+    share_solved = distributed.add_up(solved).item() / n_windows
+    return Score(nats / n_labels, n_right / n_labels, share_solved, by_depth)
 
 
 def spread(examples, n, T):
