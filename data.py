@@ -24,9 +24,7 @@ A text file is one document, or several if <|endoftext|> stands between them. A 
     torchdocs    the first document and every 48th after it
     FineWeb      the first document and every 2,000th after it
 
-    x   (B, T) int64, a batch: T tokens from each of B random places in train.bin
-    y   (B, T) int64, the label of each: on text the next token; on a task (tasks.py) the right
-        answer, or NOT_ASKED
+    x, y    (B, T) int64, tokens and their labels: on text the next token, on a task see tasks.py
 
 Paper: App. B (FineWeb, 300M tokens).
 """

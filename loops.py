@@ -358,10 +358,7 @@ class RecurrentGroup(nn.Module):
                 awake = awake.view(B, T)
             # each block writes into its own cache; a partial would be compiled anew for each k
             hooks = [lambda new, kv=kv: kv.update(new, span, k, awake) for kv in caches]
-            x1 = self.step_of_pass(x.view(B, T, C), from_e, hooks, span.pos)
-            if at is None:
-                return x1
-            x1 = x1.view(B * T, C)
+            x1 = self.step_of_pass(x.view(B, T, C), from_e, hooks, span.pos).view(x.shape)
             return x1 if awake is None else x1[at]
         return f
 

@@ -14,9 +14,8 @@ depths), and `python train.py config/calc.py mine.py --dataset=NAME --out_dir=ou
     x               (rows, T) int64, the tokens
     y               (rows, T) int64, the label of each token: the right answer, as a token;
                     NOT_ASKED where there is no label, but each problem has at least one
-    depth           (rows, T) int64, the steps of the solution that goes from token to token. A
-                    transformer may take shortcuts, and need fewer. 0 for a token that needs only
-                    itself, or has no label
+    depth           (rows, T) int64, the steps of the solution that goes from token to token, which
+                    a transformer may shorten; 0 for a token that needs only itself or has no label
 """
 import functools
 import hashlib

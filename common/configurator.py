@@ -2,11 +2,7 @@
 A command line -> a script's knobs: config files and --key=value override its globals.
 
 A script writes its knobs as plain globals, each with its reason in a comment beside it, and ends
-with
-
-    if __name__ == '__main__':
-        configure(globals())
-        run(main)                       # see errors.py
+with configure(globals()) and run(main), which is in errors.py.
 
 Config files (Python files that bind knobs, and may read them) and flags apply in the order given:
 

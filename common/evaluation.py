@@ -42,15 +42,12 @@ def evaluate(model, examples, n_windows, n_loop, dev='cpu', autocast=nullcontext
         labelled = y >= 0
         with autocast:
             logits, _ = model(x.to(dev), n_loop=n_loop)                         # (B, T, V)
-        logits = logits[labelled.to(dev)].float()                               # (N, V)
-        labels = y[labelled].to(dev)
-        nats = F.cross_entropy(logits, labels, reduction='none')
-        right = logits.argmax(-1) == labels
-        of_labels = torch.stack((torch.ones_like(nats), right, nats)).cpu().double()        # (3, N)
+        nats = F.cross_entropy(logits[labelled.to(dev)].float(), y[labelled].to(dev),
+                               reduction='none').cpu()                          # (N,)
+        right = logits.argmax(-1).cpu() == y                                    # (B, T)
+        of_labels = torch.stack((torch.ones_like(nats), right[labelled], nats)).double()    # (3, N)
         by_depth.index_add_(1, depths[batch][labelled], of_labels)
-        wrong = labelled.clone()                                                # (B, T)
-        wrong[labelled] = ~right.cpu()
-        solved += (~wrong.any(dim=1)).sum()
+        solved += (right | ~labelled).all(dim=1).sum()
     n_labels, n_right, nats = distributed.add_up(by_depth).sum(dim=1).tolist()
     share_solved = distributed.add_up(solved).item() / n_windows
     return Score(nats / n_labels, n_right / n_labels, share_solved, by_depth)
