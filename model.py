@@ -496,14 +496,13 @@ def detached(result):
             for key, value in result.items()}
 
 
-def compile_layers(model, **how):
-    """Compile each block and loop step; loop counts never recompile. how: for torch.compile."""
-    # in training three graphs for each core length: no gradients, the first step with them, later
-    # ones; bench.py needs more, one for each of its settings
+def compile_layers(model):
+    """Compile each block and loop step; loop counts never recompile."""
+    # three graphs for each core length: no gradients, the first step with them, later ones
     torch._dynamo.config.recompile_limit = 64
     for layer in model.h:
         name = 'step_of_pass' if isinstance(layer, RecurrentGroup) else 'forward'
-        setattr(layer, name, torch.compile(getattr(layer, name), **how))
+        setattr(layer, name, torch.compile(getattr(layer, name)))
 
 
 # what a shape costs -------------------------------------------------------------------------------

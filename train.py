@@ -14,16 +14,14 @@ writes ckpt.pt, ckpt_ITER.pt at keep_iters, ckpt_best.pt, log.csv and loss.png; 
 and on a task depth.png. Ctrl-C finishes the step and saves; a second one stops at once. In a
 notebook: import train; train.max_iters = 12; train.main().
 
-log.csv has rows of iterations, with the norm of the gradient before it is clipped, the drawn loop
-counts of the groups, and times that are means since the last such row; and rows of evaluations,
-which come before the step: val_loss_N is the held-out loss at N loops.
+log.csv has rows of iterations, whose times are means since the last such row and whose grad_norm is
+that before clipping; and rows of evaluations, before the step: val_loss_N is the loss at N loops.
 
 Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated gradients). Losses
 are nats per token.
 
     it          the iteration, from 0
     micro       the step of gradient accumulation
-    examples    a data set or a task, from which batches and held-out windows come
 """
 import csv
 import math
