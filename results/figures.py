@@ -24,27 +24,36 @@ WORDS_AT = {ASLEEP: (250, 9.5), WAITING: (330, 110), FIXED: (19, 200)}     # bes
 def deeper(path):
     """Two panels: how deep a few layers get, and what it costs per token."""
     figure, [[left, right]] = plots.panels(2, 5, 3.4)
-    draw_right_answers(left)
-    draw_costs(right)
-    for axis in left.xaxis, right.xaxis, right.yaxis:
-        axis.set_major_formatter('{x:g}')
-        axis.set_minor_formatter('')
-    plots.save(figure, path)
 
-
-def draw_right_answers(ax):
-    """Right answers over depth: one looped model at some loop counts, and plain models."""
+    # right answers over depth: one looped model at some loop counts, and plain models
     rows = [row for row in read_csv('results/depth.csv') if row['data'] == 'calc-reset-0.02_192']
     counts = ['8', '32', '128', '256']
     for i, n_loop in enumerate(counts):
         of_count = [row for row in rows if (row['run'], row['loops']) == ('looped-1', n_loop)]
-        draw_line(ax, of_count, f'{n_loop} loops', plots.shade(i, len(counts)), 'o-')
+        draw_line(left, of_count, f'{n_loop} loops', plots.shade(i, len(counts)), 'o-')
     for name, layers, style in (('plain10-1', 10, 's--'), ('plain18-window16-1', 18, '^:')):
         of_run = [row for row in rows if row['run'] == name]
-        draw_line(ax, of_run, f'{layers} layers without loops', 'grey', style)
-    ax.set(xlabel='depth of the answer, in operations', ylabel='% right', xscale='log',
-           ylim=(0, 104), title='How deep: problems of 192 tokens')
-    ax.legend(fontsize=8)
+        draw_line(left, of_run, f'{layers} layers without loops', 'grey', style)
+    left.set(xlabel='depth of the answer, in operations', ylabel='% right', xscale='log',
+             ylim=(0, 104), title='How deep: problems of 192 tokens')
+    left.legend(fontsize=8)
+
+    # loop steps per token over the deepest answer; a line is seed 1, dots are the others
+    for seed in 1, 2, 3:
+        style, size = ('o-', 6) if seed == 1 else ('o', 4)
+        for g, points in enumerate(costs(seed).values()):
+            if points:
+                right.plot(*zip(*points), style, color=plots.colour_of(g), markersize=size)
+    for g, (label, place) in enumerate(WORDS_AT.items()):
+        right.text(*place, label, color=plots.colour_of(g), fontsize=9)
+    right.text(19, 620, 'small dots: other seeds', color='grey', fontsize=8)
+    right.set(xlabel='depth of the deepest answer, in operations', ylabel='loop steps per token',
+              xscale='log', yscale='log', ylim=(8, 900), title='What it costs')
+
+    for axis in left.xaxis, right.xaxis, right.yaxis:
+        axis.set_major_formatter('{x:g}')
+        axis.set_minor_formatter('')
+    plots.save(figure, path)
 
 
 def draw_line(ax, rows, label, colour, style):
@@ -53,20 +62,6 @@ def draw_line(ax, rows, label, colour, style):
     middles = [(float(row['first']) + float(row['last'])) / 2 for row in rows]
     shares = [100 * float(row['accuracy']) for row in rows]
     ax.plot(middles, shares, style, color=colour, label=label, markersize=4)
-
-
-def draw_costs(ax):
-    """Loop steps per token over the deepest answer. A line is seed 1, dots are the others."""
-    for seed in 1, 2, 3:
-        style, size = ('o-', 6) if seed == 1 else ('o', 4)
-        for g, points in enumerate(costs(seed).values()):
-            if points:
-                ax.plot(*zip(*points), style, color=plots.colour_of(g), markersize=size)
-    for g, (label, place) in enumerate(WORDS_AT.items()):
-        ax.text(*place, label, color=plots.colour_of(g), fontsize=9)
-    ax.text(19, 620, 'small dots: other seeds', color='grey', fontsize=8)
-    ax.set(xlabel='depth of the deepest answer, in operations', ylabel='loop steps per token',
-           xscale='log', yscale='log', ylim=(8, 900), title='What it costs')
 
 
 def costs(seed):
