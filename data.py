@@ -45,7 +45,7 @@ import torch
 import tasks
 from common.configurator import Count
 from common.encoding import EOT, STORED, open_text_encoding, train_bpe
-from common.errors import check, did_you_mean, explain
+from common.errors import OWN_FILE, check, did_you_mean, explain
 from common.evaluation import spread
 from common.files import ROOT, read_json, write_json
 
@@ -313,8 +313,7 @@ class Text:
         prepared = [file.parent.name for file in Path('data').glob('*/train.bin')]
         check(name in prepared, f"no data set or task '{name}'"
               f"{did_you_mean(name, [*tasks.TASKS, 'torchdocs', *prepared])} (text is prepared "
-              f'with python data.py {name} --path=TEXT; a task in a file of your own needs that '
-              'file behind the script)')
+              f'with python data.py {name} --path=TEXT; {OWN_FILE})')
         meta = read_meta(folder)
         self.name = name
         self.folder = folder

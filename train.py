@@ -271,7 +271,6 @@ def train_on(run, checkpoint):
         restore(run, checkpoint)
     checkpoint.clear()                  # frees some GB if the model is large
 
-    os.makedirs(out_dir, exist_ok=True)
     is_first = distributed.RANK == 0
     lock = FileLock(f'{out_dir}/.lock', timeout=0) if is_first else nullcontext()
     with explain(f'another training runs in {out_dir}', 'give another --out_dir', Timeout), lock:
@@ -432,7 +431,7 @@ class Log:
             if run.examples.is_task:
                 self.columns.append(f'val_acc_{n_loop}')
         for row in self.rows[:1]:       # its eval_loops may have been others
-            self.columns += row.keys() - self.columns
+            self.columns += [name for name in row if name not in self.columns]
         self.rows = [dict.fromkeys(self.columns, '') | row for row in self.rows]
         write_csv(self.rows, self.path, self.columns)
 
