@@ -421,7 +421,11 @@ class Log:
                 # a kill may have cut the last row, and its values are None then
                 self.rows = [row for row in read_csv(self.path)
                              if int(row['iter']) < run.done and None not in row.values()]
+                for row in self.rows:
+                    for name in row.keys() - {'loops'}:
+                        float(row[name] or 0)       # the figure needs numbers
         except (csv.Error, KeyError, TypeError, ValueError):        # somebody has edited it
+            self.rows = []
             aside = f'{out_dir}/log_before_{run.done}.csv'
             os.replace(self.path, aside)
             say(f'cannot read {self.path}: it is {aside} now, and a new log begins')

@@ -291,16 +291,17 @@ def test_an_error_of_the_system_costs_no_step(whole):
 
 
 def test_a_log_that_cannot_be_read_is_set_aside(whole):
-    """As if Excel had saved it, with a mark in front, or with semicolons."""
+    """As if Excel had saved it, with a mark in front, with semicolons, or with a date."""
     log = (whole / 'log.csv').read_text()
     finished(*TINY, '--max_iters=5')
     Path('out/log.csv').write_text('\ufeff' + log)
     finished('--resume', '--max_iters=8')
     assert [row['iter'] for row in log_of('out')] == ['0', '0', '4', '5', '7', '8']
-    Path('out/log.csv').write_text(log.replace(',', ';'))
-    assert 'log_before_8.csv' in finished('--resume', '--max_iters=12')
-    assert [row['iter'] for row in log_of('out')] == ['8', '10', '11', '12']
-    assert Path('out/log_before_8.csv').read_text() == log.replace(',', ';')
+    for done, spoilt in (8, log.replace(',', ';')), (10, log.replace('5.', 'May ')):
+        Path('out/log.csv').write_text(spoilt)
+        assert f'log_before_{done}.csv' in finished('--resume', f'--max_iters={done + 2}')
+        assert [row['iter'] for row in log_of('out')][-1] == str(done + 2)
+        assert Path(f'out/log_before_{done}.csv').read_text() == spoilt
 
 
 def test_resume_takes_the_knobs_of_its_run_but_flags_win():
