@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from common import distributed
-from common.errors import check
+from common.errors import check, explain
 from common.files import read_csv, write_csv
 
 
@@ -97,9 +97,10 @@ def save_scores(scores, is_task, folder, suffix=''):
     path = os.path.join(folder, f'eval{suffix}.csv')
     rows = table_of(scores)
     if suffix and os.path.exists(path):
-        earlier = [{name: int(text) if text.isdigit() else float(text)
-                    for name, text in row.items()} for row in read_csv(path)]
-        rows += [row for row in earlier if row['loops'] not in scores]
+        with explain(f"cannot read '{path}'", 'move it away, and evaluate again'):
+            earlier = [{name: int(text) if text.isdigit() else float(text)
+                        for name, text in row.items()} for row in read_csv(path)]
+            rows += [row for row in earlier if row['loops'] not in scores]
         rows.sort(key=lambda row: row['loops'])
     write_csv(rows, path)
     if is_task:
