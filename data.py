@@ -35,6 +35,7 @@ import lzma
 import math
 import os
 import re
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -43,7 +44,7 @@ import numpy as np
 import torch
 
 import tasks
-from common.configurator import Count
+from common.configurator import Count, Positive
 from common.encoding import EOT, STORED, open_text_encoding, train_bpe
 from common.errors import OWN_FILE, check, did_you_mean, explain
 from common.evaluation import spread
@@ -55,7 +56,7 @@ path: str | None = None     # own text: a file or folder; fineweb: another data 
 val_path: str | None = None     # own text to hold out; None = the last 5% of path
 tokenizer: str | None = None    # None = bytes, and gpt2 for fineweb
 bpe: Count | None = None    # own text: train a byte-level BPE of this many tokens on it
-tokens = 3e8                # fineweb: how many tokens to take (the paper's budget)
+tokens: Positive = 3e8      # fineweb: how many tokens to take (the paper's budget)
 subset = 'sample-10BT'      # fineweb: sample-100BT, sample-350BT, default, CC-MAIN-2024-10
 overwrite = False           # replace a data set
 # --------------------------------------------------------------------------------------------------
@@ -79,6 +80,7 @@ def fineweb(path, subset):
         rows = datasets.load_dataset(path, subset, split='train', streaming=True)
         texts = (row['text'] for row in rows.select_columns('text') if row['text'])
         for number, text in enumerate(texts):
+            check(isinstance(text, str), f'in row {number} it is no text')
             yield 'train' if number % 2000 else 'val', text
 
 
@@ -97,7 +99,7 @@ def hold_out(texts):
     Hold out the last 5% of the texts, from the border between documents nearest to it, or within
     the document there if that has more than a tenth of all.
     """
-    check(texts, 'there is no text')
+    check(texts, 'there is no text: give a file, or a folder of .txt files')
     lengths = np.array([len(text) for text in texts])
     ends = lengths.cumsum()
     cut = int(0.95 * ends[-1])
@@ -176,7 +178,7 @@ def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=tokens
         try:
             write(documents, encoding, new, tokens if is_web else math.inf)
             write_json(meta | dict(complete=True), f'{new}/meta.json')
-        except (ValueError, OSError, KeyboardInterrupt) as error:
+        except BaseException as error:
             if not is_web or worth(new) <= worth(folder):
                 raise
             failure = error
@@ -358,6 +360,10 @@ def windows(ids, starts, T):
 
 
 def main():
+    # the end of an ssh session or of a queue's time is a Ctrl-C, unless it is ignored, as by nohup
+    for number in {signal.SIGTERM, getattr(signal, 'SIGHUP', signal.SIGTERM)}:
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     make(name, path, val_path, tokenizer, bpe, tokens, subset, overwrite)
     print(f'data/{name}: {in_words(f"data/{name}")}; next: python train.py --dataset={name} '
           f'--out_dir=out-{name}')
