@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
-from common.configurator import Count, build
+from common.configurator import Count, NotNegative, build
 from common.encoding import Words
 from common.errors import check
 from common.terminal import paint
@@ -94,7 +94,7 @@ class Calc(Task):
     each later one with probability `reset`. The depth is the distance from the last `=v`.
     """
     p: int = 5
-    reset: float = 0.2
+    reset: NotNegative = 0.2
 
     shapes = ('p',)
 
