@@ -120,11 +120,10 @@ def loops(path):
     figure, [[left, right]] = plots.panels(2, 5, 3.6, sharey=True)
     for g, (kind, (words, n_loop)) in enumerate(KINDS.items()):
         best = {}               # {iterations: the row with the best rate}, of seed 1
-        for row in read_csv('results/text.csv'):
+        for row in sorted(read_csv('results/text.csv'), key=lambda row: -float(row['loss'])):
             name, iterations, seed, *_ = row['run'].split('-')
             if (name, seed, row['loops']) == (kind, '1', n_loop):
-                rows = best.get(int(iterations), row), row
-                best[int(iterations)] = min(rows, key=lambda row: float(row['loss']))
+                best[int(iterations)] = row
         losses = [float(best[length]['loss']) for length in sorted(best)]
         work = [float(best[length]['teraflops']) for length in sorted(best)]
         style = dict(marker='s' if kind.startswith('plain') else 'o', color=plots.colour_of(g))
