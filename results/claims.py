@@ -115,8 +115,7 @@ def print_kinds():
 
 def span(values, digits):
     """Least and largest: `0.90 to 0.98`, or one if they are the same."""
-    # + 0 makes 0 of -0
-    low, high = (f'{round(value, digits) + 0:.{digits}f}' for value in (min(values), max(values)))
+    low, high = (f'{value:z.{digits}f}' for value in (min(values), max(values)))    # z: no -0
     return low if low == high else f'{low} to {high}'
 
 
