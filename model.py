@@ -55,12 +55,8 @@ class GPTConfig:
 
     def __post_init__(self):
         """ValueError where the values do not fit together."""
-        if self.injection not in INJECTIONS:
-            raise ValueError(f"injection must be one of {', '.join(INJECTIONS)}, not "
-                             f"'{self.injection}': one of your own is known once its file is "
-                             'imported, or named behind the script')
-        known = dict(x0=('noise', 'zero', 'e'), loop_draw=('lognormal', 'fixed'),
-                     pos=('learned', 'rotary', 'none'))
+        known = dict(injection=INJECTIONS, x0=('noise', 'zero', 'e'),
+                     loop_draw=('lognormal', 'fixed'), pos=('learned', 'rotary', 'none'))
         for name, choices in known.items():
             value = getattr(self, name)
             if value not in choices:
@@ -289,10 +285,11 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """
     The paper's model. To define another, write a subclass (see zoo/): Config is the dataclass of
-    its shape, block the class of its layers, `build` makes its modules, `embed` and `readout` are
-    its two ends. The init knows the output projection of a branch by its name, c_proj.
+    its shape, block the class of its layers, group_norm that of the norm of a group, `build` makes
+    its modules, `embed` and `readout` are its two ends, and `loss` is what training lowers. The
+    init knows the output projection of a branch by its name, c_proj.
     """
-    Config, block = GPTConfig, Block
+    Config, block, group_norm = GPTConfig, Block, RMSNorm
     exit_rows = ()          # of its exits.json, which load hangs here; see exits.choose
 
     def __init__(self, config):
@@ -310,7 +307,7 @@ class GPT(nn.Module):
         layers = [self.block(config) for _ in range(config.n_layer)]
         for g, group in reversed(list(enumerate(config.groups))):
             start, end = group[0], group[-1] + 1
-            layers[start:end] = [RecurrentGroup(layers[start:end], config, g)]
+            layers[start:end] = [RecurrentGroup(layers[start:end], config, g, self.group_norm)]
         self.h = nn.ModuleList(layers)
         self.ln_f = RMSNorm(config.n_embd, config.norm_eps)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
@@ -425,16 +422,18 @@ class GPT(nn.Module):
         rule, _, _ = choose(exit, cache='exact', rows=self.exit_rows)
         plan = Plan(self.loop_counts(n_loop, rule is not None), rule,
                     as_noise(noise_seed, self.training), Span(0, idx.shape[1], idx.device),
-                    keep_states=trace is not None and (rule is None or keep_states),
-                    keep_diary=trace is not None)
+                    keep_states=trace is not None and (rule is None or keep_states))
         x, results = self.hidden(idx, plan)
         if trace is not None:
-            trace += [detached(result) for result in results]
+            for result in results:
+                trace.append({key: value.detach() if torch.is_tensor(value) else value
+                              for key, value in result.items()})
         logits = self.lm_head(x)                                                # (B, T, V)
-        loss = None
-        if targets is not None:
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-        return logits, loss
+        return logits, None if targets is None else self.loss(logits, targets, results)
+
+    def loss(self, logits, targets, results):
+        """See forward. results: of the groups in the pass that gave the logits (B, T, V)."""
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
     def hidden(self, idx, plan):
         """idx (B, T) -> what the head reads (B, T, C), and the results of each group, a dict."""
@@ -488,12 +487,6 @@ class GPT(nn.Module):
         """
         tokens, steps_used = zip(*self.stream(idx, max_new_tokens, *settings, **more))
         return torch.cat((idx, *tokens), dim=1), torch.cat(steps_used, dim=1)
-
-
-def detached(result):
-    """The results of a group without gradients."""
-    return {key: value.detach() if torch.is_tensor(value) else value
-            for key, value in result.items()}
 
 
 def compile_layers(model):
