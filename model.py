@@ -290,6 +290,7 @@ class GPT(nn.Module):
     init knows the output projection of a branch by its name, c_proj.
     """
     Config, block, group_norm = GPTConfig, Block, RMSNorm
+    scaled = True           # is the embedding scaled by sqrt(C)?
     exit_rows = ()          # of its exits.json, which load hangs here; see exits.choose
 
     def __init__(self, config):
@@ -346,7 +347,7 @@ class GPT(nn.Module):
         if self.wpe is not None:
             x = x + self.wpe(pos)
         # differs from the paper: tokens and positions are scaled (Geiping)
-        return x * math.sqrt(self.config.n_embd)
+        return x * math.sqrt(self.config.n_embd) if self.scaled else x
 
     def readout(self, x):
         """State (..., C) -> logits (..., V), which exit rules read by default."""
