@@ -430,7 +430,8 @@ class GPT(nn.Module):
                 trace.append({key: value.detach() if torch.is_tensor(value) else value
                               for key, value in result.items()})
         logits = self.lm_head(x)                                                # (B, T, V)
-        return logits, None if targets is None else self.loss(logits, targets, results)
+        loss = None if targets is None else self.loss(logits, targets, results)
+        return logits, loss
 
     def loss(self, logits, targets, results):
         """See forward. results: of the groups in the pass that gave the logits (B, T, V)."""
