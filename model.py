@@ -55,8 +55,12 @@ class GPTConfig:
 
     def __post_init__(self):
         """ValueError where the values do not fit together."""
-        known = dict(injection=INJECTIONS, x0=('noise', 'zero', 'e'),
-                     loop_draw=('lognormal', 'fixed'), pos=('learned', 'rotary', 'none'))
+        if self.injection not in INJECTIONS:
+            raise ValueError(f"injection must be one of {', '.join(INJECTIONS)}, not "
+                             f"'{self.injection}': one of your own is known once its file is "
+                             'imported, or named behind the script')
+        known = dict(x0=('noise', 'zero', 'e'), loop_draw=('lognormal', 'fixed'),
+                     pos=('learned', 'rotary', 'none'))
         for name, choices in known.items():
             value = getattr(self, name)
             if value not in choices:
