@@ -421,9 +421,9 @@ def main():
         check(store is False or rows, f'--store={store}: name a threshold of the table')
         if store is not False:
             store_rows(rows, results)
-            names = dict.fromkeys(name for name, _ in map(name_and_tau, values_of('rules')))
+            names = ' or '.join(dict.fromkeys(name for name, _ in rows))
             print(f'\n{results}/exits.json has them: python sample.py --out_dir={folder} '
-                  f'--exit={" or ".join(names)}')
+                  f'--exit={names}')
         return
 
     prompts = idx[:n_prompts, None, :T if is_task else prompt_tokens or T // 2]     # (n, 1, any)

@@ -63,8 +63,9 @@ class KeysValues:
         return (k - 1) % self.slots
 
     def allocate(self, B, new):
-        """Make room for B rows of keys and values like new (..., H, D)."""
-        self.kv = new.new_zeros(self.slots, B, self.T_max, 2, *new.shape[-2:])
+        """Make room for B rows of keys and values like new (..., H, D), if there is none yet."""
+        if self.kv is None:
+            self.kv = new.new_zeros(self.slots, B, self.T_max, 2, *new.shape[-2:])
 
     def update(self, new, span, k=1, awake=None):
         """
@@ -72,8 +73,7 @@ class KeysValues:
         tokens so far (B, end, 2, H, D), and the mask for attention. awake (B, T): which of the new
         tokens are computed in this step, None = all; the others keep their last keys.
         """
-        if self.kv is None:
-            self.allocate(len(new), new)
+        self.allocate(len(new), new)
         slot = self.slot_of(k)
         if awake is not None:
             # the last keys of a token that is not computed stand one slot back. In a ring that has
@@ -96,8 +96,7 @@ class KeysValues:
         new (1, N, 2, H, D). near (N, W): the places that each of them reads, below 0 = none ->
         what each reads (1, N, W, 2, H, D), and which of these are there (N, W).
         """
-        if self.kv is None:
-            self.allocate(B, new)
+        self.allocate(B, new)
         self.kv[0, rows, places] = new[0]
         return self.kv[0, rows[:, None], near.clamp(min=0)][None], near >= 0
 

@@ -65,13 +65,9 @@ def compile_passes(model, widths, **how):
         if plan.rule or plan.cache is None or plan.span.start == 0 or T not in widths:
             return eager(idx, plan)
         span = Span(plan.span.start, T, idx.device, all_of=model.config.block_size)
-        # copies: the strides of a graph's inputs are those that it was compiled with
-        warm = plan.warm and [own_copy(x) for x in plan.warm]
-        return whole(own_copy(idx), replace(plan, span=span, warm=warm))
+        # copies that nobody else uses, with the strides that a graph was compiled with: no gaps
+        idx, *warm = (x.clone(memory_format=torch.contiguous_format)
+                      for x in (idx, *(plan.warm or [])))
+        return whole(idx, replace(plan, span=span, warm=warm))
 
     model.hidden = hidden
-
-
-def own_copy(x):
-    """A copy without gaps, in memory that nobody else uses."""
-    return x.clone(memory_format=torch.contiguous_format)

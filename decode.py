@@ -156,6 +156,7 @@ class Decoder:
     cache = None            # the cache that it needs, 'exact' or 'latest'; None = any
     rule = None             # if it cannot do without an exit rule: its own, (name, tau)
     one_row = True          # does it continue one row alone?
+    widths = {1}            # how many tokens its passes have, for compiled.compile_passes
 
     def check_plan(self, model, plan):
         """ValueError if the model or the plan does not suit it."""
@@ -173,11 +174,6 @@ class Decoder:
     def in_words(self, plan, words):
         """What sample.py prints. words: the loops and the rule of the plan."""
         return words
-
-    @property
-    def widths(self):
-        """How many tokens its passes have, for compiled.compile_passes."""
-        return {1}
 
 
 class OneByOne(Decoder):

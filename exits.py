@@ -113,8 +113,6 @@ def random(x0, x1, memo, logits_of):
 class Exit:
     """
     A rule: a token is still once its signal has been below tau for `hits` loop steps in a row.
-
-    A rule remembers nothing of a pass, so one object can be used for any number of passes.
     """
     signal: Callable
     tau: float = 1e-2
@@ -179,12 +177,13 @@ def make_exit(name, tau=None, wake=False):
         rules = import_module(file).EXITS if file else EXITS
     except (ImportError, AttributeError) as error:
         raise ValueError(f"cannot import the exit rule '{name}' ({error}): write NAME, or "
-                         'MODULE:NAME such as zoo.huginn:kl, and its threshold as tau') from error
+                         'MODULE:NAME such as zoo.huginn:kl; the threshold is not part of the '
+                         'name, it is tau') from error
     if short not in rules:
         close = get_close_matches(short, rules, n=1)
         hint = f": did you mean '{close[0]}'?" if close else ''
-        raise ValueError(f"unknown exit rule '{name}'{hint} The rules are {', '.join(rules)}; "
-                         'write MODULE:NAME for one in another file')
+        raise ValueError(f"unknown exit rule '{name}'{hint} (there are {', '.join(rules)}; write "
+                         'MODULE:NAME for one in another file)')
     rule = rules[short]
     tau = rule.tau if tau is None else float(tau)
     if not tau >= 0:
@@ -300,7 +299,7 @@ def loop(f, x, k_max, rule, logits_of=None, readers=None, record=None):
 def places(mask, like):
     """The numbers of the True places in a NumPy mask, a tensor (N,) on the device of `like`."""
     at = torch.from_numpy(mask.ravel().nonzero()[0])
-    return at.to(like.device, non_blocking=True) if like.is_cuda else at
+    return at.to(like.device, non_blocking=like.is_cuda)
 
 
 def observe(rule, x1, memos, at, x, logits_of):

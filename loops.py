@@ -202,7 +202,6 @@ class Plan:
     cache: dict | None = None           # see cache.make_cache; None = no tokens but those of a pass
     warm: list | None = None            # first states (B, T, C) of each group; NaN = noise
     keep_states: bool = False           # record the states of all steps
-    keep_diary: bool = False            # record who was awake in each step of a rule
     passes: list | None = None          # gets the block maps of each decode.run, (B, T, groups)
 
     def hook(self, block):
@@ -212,18 +211,19 @@ class Plan:
 
 class RecurrentGroup(nn.Module):
     """
-    Looped layers `core` (a list of blocks), which get `e` in every step. index: its number.
+    Looped layers `core` (a list of blocks), which get `e` in every step. index: its number. norm:
+    the class of the norm that closes the core.
 
     If the core maps some states x to y and y to x, they swing for ever, and no exit rule finds them
     still. With damping d a step goes a part of the way only, x + (1 - d) (f(x) - x): it has the
     same fixed points, and such states can come to rest. d can be changed after training.
     """
 
-    def __init__(self, core, config, index=0):
+    def __init__(self, core, config, index=0, norm=RMSNorm):
         super().__init__()
         C = config.n_embd
         self.core = nn.ModuleList(core)
-        self.norm = RMSNorm(C, config.norm_eps)
+        self.norm = norm(C, config.norm_eps)
         self.adapter = INJECTIONS[config.injection](config)
         self.index = index
         self.block_size = config.block_size
@@ -273,8 +273,8 @@ class RecurrentGroup(nn.Module):
             states          with plan.keep_states: all states (K+1, B, T, C)
             steps_used      (B, T): the last step kept; with waking, steps asleep count
             evals           (B, T): the block maps evaluated
-            awake           with a rule and plan.keep_diary: a list of arrays, the numbers b T + t
-                            of the tokens that were computed in each step
+            awake           with a rule: a list of arrays, the numbers b T + t of the tokens that
+                            were computed in each step
 
         logits_of: see exits.loop. ValueError for a rule while training.
         """
@@ -329,8 +329,7 @@ class RecurrentGroup(nn.Module):
             if plan.keep_states:
                 states.append(x.view(B, T, C).clone())
 
-        x, kept, evals = loop(f, x, plan.counts[self.index], rule, logits_of, readers,
-                              record if plan.keep_diary else None)
+        x, kept, evals = loop(f, x, plan.counts[self.index], rule, logits_of, readers, record)
         for block in self.core:
             cache[block].fill(plan.span, int(evals.max()))
         steps_used, evals = torch.from_numpy(np.stack((kept, evals))).to(       # one upload

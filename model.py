@@ -289,10 +289,12 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """
     The paper's model. To define another, write a subclass (see zoo/): Config is the dataclass of
-    its shape, block the class of its layers, `build` makes its modules, `embed` and `readout` are
-    its two ends. The init knows the output projection of a branch by its name, c_proj.
+    its shape, block the class of its layers, group_norm that of the norm of a group, `build` makes
+    its modules, `embed` and `readout` are its two ends, and `loss` is what training lowers. The
+    init knows the output projection of a branch by its name, c_proj.
     """
-    Config, block = GPTConfig, Block
+    Config, block, group_norm = GPTConfig, Block, RMSNorm
+    scaled = True           # is the embedding scaled by sqrt(C)?
     exit_rows = ()          # of its exits.json, which load hangs here; see exits.choose
 
     def __init__(self, config):
@@ -310,7 +312,7 @@ class GPT(nn.Module):
         layers = [self.block(config) for _ in range(config.n_layer)]
         for g, group in reversed(list(enumerate(config.groups))):
             start, end = group[0], group[-1] + 1
-            layers[start:end] = [RecurrentGroup(layers[start:end], config, g)]
+            layers[start:end] = [RecurrentGroup(layers[start:end], config, g, self.group_norm)]
         self.h = nn.ModuleList(layers)
         self.ln_f = RMSNorm(config.n_embd, config.norm_eps)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
@@ -349,7 +351,7 @@ class GPT(nn.Module):
         if self.wpe is not None:
             x = x + self.wpe(pos)
         # differs from the paper: tokens and positions are scaled (Geiping)
-        return x * math.sqrt(self.config.n_embd)
+        return x * math.sqrt(self.config.n_embd) if self.scaled else x
 
     def readout(self, x):
         """State (..., C) -> logits (..., V), which exit rules read by default."""
@@ -425,16 +427,19 @@ class GPT(nn.Module):
         rule, _, _ = choose(exit, cache='exact', rows=self.exit_rows)
         plan = Plan(self.loop_counts(n_loop, rule is not None), rule,
                     as_noise(noise_seed, self.training), Span(0, idx.shape[1], idx.device),
-                    keep_states=trace is not None and (rule is None or keep_states),
-                    keep_diary=trace is not None)
+                    keep_states=trace is not None and (rule is None or keep_states))
         x, results = self.hidden(idx, plan)
         if trace is not None:
-            trace += [detached(result) for result in results]
+            for result in results:
+                trace.append({key: value.detach() if torch.is_tensor(value) else value
+                              for key, value in result.items()})
         logits = self.lm_head(x)                                                # (B, T, V)
-        loss = None
-        if targets is not None:
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        loss = None if targets is None else self.loss(logits, targets, results)
         return logits, loss
+
+    def loss(self, logits, targets, results):
+        """See forward. results: of the groups in the pass that gave the logits (B, T, V)."""
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
     def hidden(self, idx, plan):
         """idx (B, T) -> what the head reads (B, T, C), and the results of each group, a dict."""
@@ -488,12 +493,6 @@ class GPT(nn.Module):
         """
         tokens, steps_used = zip(*self.stream(idx, max_new_tokens, *settings, **more))
         return torch.cat((idx, *tokens), dim=1), torch.cat(steps_used, dim=1)
-
-
-def detached(result):
-    """The results of a group without gradients."""
-    return {key: value.detach() if torch.is_tensor(value) else value
-            for key, value in result.items()}
 
 
 def compile_layers(model):

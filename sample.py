@@ -111,8 +111,7 @@ def answer_problems(model, checkpoint):
                                           policy)
         guesses[left] = logits.argmax(-1).cpu()
         kept[left] = last.cpu()
-        if model.groups:
-            steps[left] = evals.float().mean(-1).cpu()
+        steps[left] = evals.float().mean(-1).nan_to_num().cpu()     # a plain model has none
         if num_starts > 1:
             left = left[~problems.task.valid(x[left], guesses[left])]
             if not len(left):
@@ -198,7 +197,7 @@ def write_text(model, checkpoint):
         print('compiling: up to a minute, in which nothing is written')
         compile_passes(model, way.widths)
         list(decode.stream(model, idx, 32, plan, way, policy, temperature=0))       # compiles
-    in_colour = bool(show_steps and model.groups)
+    in_colour = show_steps and model.groups
     for first in range(0, num_samples, n_rows):
         begin = time.perf_counter()
         torch.manual_seed(seed + first)         # for a rule that tosses coins

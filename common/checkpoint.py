@@ -104,8 +104,8 @@ def load_checkpoint(path, dev='cpu', length=None, damping=None, cls=None):
               f'positions, and cannot read {length} tokens at a time: leave out the length')
     changes = dict(block_size=length, damping=damping)
     args = args | {name: value for name, value in changes.items() if value is not None}
-    with explain('the checkpoint does not fit this model', 'leave out what you changed; '
-                 + OWN_FILE, (RuntimeError, TypeError, ValueError)):
+    with explain('the checkpoint does not fit this model', 'leave out what you changed',
+                 (RuntimeError, TypeError)):
         config = cls.Config(**args)
         with torch.device('meta'):      # shapes alone: the weights are those that were read
             model = cls(config)

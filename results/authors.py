@@ -24,26 +24,22 @@ from torch.linalg import vector_norm
 from exits import EXITS, Exit, accel, kl
 
 
-def of_each(values):
-    return values
+def pooled(values, of_all):
+    """The values (...) as they are, or their mean for each token."""
+    return values.mean().expand_as(values) if of_all else values
 
 
-def of_all(values):
-    """The mean, for each token."""
-    return values.mean().expand_as(values)
-
-
-def norm_diff(x0, x1, memo, logits_of, pooled=of_each):
+def norm_diff(x0, x1, memo, logits_of, of_all=False):
     """How much the length of the update has changed, (...); memo: the length of the last one."""
-    length = pooled(vector_norm(x1 - x0, dim=-1))
+    length = pooled(vector_norm(x1 - x0, dim=-1), of_all)
     memo = torch.full_like(length, torch.nan) if memo is None else memo
     return (length - memo).abs(), length
 
 
-def kl_diff(x0, x1, memo, logits_of, pooled=of_each):
+def kl_diff(x0, x1, memo, logits_of, of_all=False):
     """How much Eq. 4 has changed, (...); memo: log p^(k) (..., V), and behind it KL^(k)."""
     divergence, log_p1 = kl(x0, x1, None if memo is None else memo[..., :-1], logits_of)
-    divergence = pooled(divergence)
+    divergence = pooled(divergence, of_all)
     before = torch.full_like(divergence, torch.nan) if memo is None else memo[..., -1]
     return (divergence - before).abs(), torch.cat((log_p1, divergence[..., None]), dim=-1)
 
@@ -51,14 +47,14 @@ def kl_diff(x0, x1, memo, logits_of, pooled=of_each):
 def accel_mean(x0, x1, memo, logits_of):
     """The mean of Eq. 5, (...); memo as there."""
     value, memo = accel(x0, x1, memo, logits_of)
-    return of_all(value), memo
+    return pooled(value, True), memo
 
 
 EXITS |= {
     'norm_diff': Exit(norm_diff),
     'kl_diff': Exit(kl_diff),
     'accel_once': Exit(accel),
-    'norm_diff_mean': Exit(partial(norm_diff, pooled=of_all)),
-    'kl_diff_mean': Exit(partial(kl_diff, pooled=of_all)),
+    'norm_diff_mean': Exit(partial(norm_diff, of_all=True)),
+    'kl_diff_mean': Exit(partial(kl_diff, of_all=True)),
     'accel_once_mean': Exit(accel_mean),
 }

@@ -56,14 +56,13 @@ def print_geometry():
 # exit rules ---------------------------------------------------------------------------------------
 
 def rules_of_runs():
-    """{run: {rule: its rows of claims.csv by tau}}; fixed loops are a rule with tau = 1 / loops."""
-    runs = {}
+    """{(run, rule): its rows of claims.csv by tau}; fixed loops have tau = 1 / loops."""
+    rules = {}
     for (name, kind, rule), rows in grouped('claims', 'run', 'kind', 'rule').items():
         rows = [row | dict(tau=float(row['tau'] or 1 / int(row['n_loop']))) for row in rows]
         rule = rule.split(':')[-1] if kind == 'exit rules' else 'fixed'
-        of_run = runs.setdefault(name.removeprefix('claims-'), {})
-        of_run[rule] = sorted(rows, key=lambda row: row['tau'])
-    return runs
+        rules[name.removeprefix('claims-'), rule] = sorted(rows, key=lambda row: row['tau'])
+    return rules
 
 
 def at_equal_quality(rows):
@@ -85,25 +84,24 @@ def at_equal_quality(rows):
 
 def print_rules():
     rows = []
-    for name, of_run in rules_of_runs().items():
-        for rule, measured in of_run.items():
-            row = dict(run=name, rule=rule) | at_equal_quality(measured)
-            times = {line['tau']: line['ms_per_token'] for line in measured}
-            if times.get(0.01):
-                row['saves'] = float(times[0.01]) / float(times[1e-5])
-            rows.append(row)
+    for (name, rule), measured in rules_of_runs().items():
+        row = dict(run=name, rule=rule) | at_equal_quality(measured)
+        times = {line['tau']: line['ms_per_token'] for line in measured}
+        if times.get(0.01):
+            row['saves'] = float(times[0.01]) / float(times[1e-5])
+        rows.append(row)
     print_rows('loop steps and ms per token at equal quality, and the largest tau', rows, dict(
         run='', rule='', mean_evals='.1f', tau='.2g', ms_per_token='.2f', saves='.2f'))
 
 
 def print_kinds():
     """By kind of model: least and largest of the seeds."""
-    runs = rules_of_runs()
+    rules = rules_of_runs()
     rows = []
     for kind, names in KINDS.items():
-        fixed = [at_equal_quality(runs[name]['fixed'])['mean_evals'] for name in names]
-        for rule in list(runs['text'])[1:]:         # the first are fixed loops
-            of_seeds = [runs[name][rule] for name in names]
+        fixed = [at_equal_quality(rules[name, 'fixed'])['mean_evals'] for name in names]
+        for rule in [rule for name, rule in rules if name == 'text' and rule != 'fixed']:
+            of_seeds = [rules[name, rule] for name in names]
             lost = [float(row['ce_minus_full']) for of_seed in of_seeds for row in of_seed
                     if row['tau'] == 0.01]
             steps = [at_equal_quality(of_seed).get('mean_evals') for of_seed in of_seeds]
@@ -117,8 +115,7 @@ def print_kinds():
 
 def span(values, digits):
     """Least and largest: `0.90 to 0.98`, or one if they are the same."""
-    # + 0 makes 0 of -0
-    low, high = (f'{round(value, digits) + 0:.{digits}f}' for value in (min(values), max(values)))
+    low, high = (f'{value:z.{digits}f}' for value in (min(values), max(values)))    # z: no -0
     return low if low == high else f'{low} to {high}'
 
 

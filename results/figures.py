@@ -73,10 +73,9 @@ def costs(seed):
         if not run.endswith(f'looped-{seed}') or float(row['accuracy']) < 0.9999:
             continue
         deepest = float(row['deepest'])
-        if kind in ('calc', 'waiting') and row['rule'] == 'accel' and row['tau'] == '1':
-            if row['wake'] == 'True':
-                label = ASLEEP if kind == 'calc' else WAITING
-                points[label].append((deepest, float(row['mean_evals'])))
+        label = dict(calc=ASLEEP, waiting=WAITING).get(kind)
+        if label and (row['rule'], row['tau'], row['wake']) == ('accel', '1', 'True'):
+            points[label].append((deepest, float(row['mean_evals'])))
         if kind == 'calc' and row['kind'] == 'fixed loops':
             fewest.setdefault(deepest, []).append(int(row['n_loop']))
     # one of them is the full budget; if it stands alone, no fewer loops were enough
@@ -96,13 +95,11 @@ def awake(path):
     model = GPT.load('pretrained/calc', length=192)
     trace = []
     model(torch.from_numpy(x), n_loop=484, exit=make_exit('accel', 1.0, wake=True), trace=trace)
-    diary = trace[0]['awake']                   # for each loop step the tokens that were awake
-    picture = np.zeros((len(diary), 192))
-    for k, tokens in enumerate(diary):
-        picture[k, tokens] = 1
+    # (loop steps, tokens): was the token awake?
+    picture = np.array([np.isin(range(192), tokens) for tokens in trace[0]['awake']])
     figure, [[ax]] = plots.panels(1, 7, 4)
     ax.imshow(picture, cmap='magma', aspect='auto', interpolation='nearest',
-              extent=(-0.5, 191.5, len(diary) + 0.5, 0.5))
+              extent=(-0.5, 191.5, len(picture) + 0.5, 0.5))
     ax.set(xlabel='token', ylabel='loop step', title='Bright: computed in this step. Dark: asleep')
     plots.save(figure, path)
 
@@ -119,12 +116,11 @@ def loops(path):
     """Two panels: the loss of each kind against weights, and against the work of training."""
     figure, [[left, right]] = plots.panels(2, 5, 3.6, sharey=True)
     for g, (kind, (words, n_loop)) in enumerate(KINDS.items()):
-        best = {}               # {iterations: the row with the best rate}, of seed 1
-        for row in read_csv('results/text.csv'):
+        best = {}       # {iterations: the row with the best rate}, of seed 1
+        for row in sorted(read_csv('results/text.csv'), key=lambda row: -float(row['loss'])):
             name, iterations, seed, *_ = row['run'].split('-')
             if (name, seed, row['loops']) == (kind, '1', n_loop):
-                rows = best.get(int(iterations), row), row
-                best[int(iterations)] = min(rows, key=lambda row: float(row['loss']))
+                best[int(iterations)] = row
         losses = [float(best[length]['loss']) for length in sorted(best)]
         work = [float(best[length]['teraflops']) for length in sorted(best)]
         style = dict(marker='s' if kind.startswith('plain') else 'o', color=plots.colour_of(g))

@@ -63,13 +63,12 @@ def main():
     model, checkpoint, *_ = open_run(out_dir, 'cpu', length=length, damping=damping)
     problems = tasks.problems_of(checkpoint, dataset)
     setters = [i for i, word in enumerate(problems.encoding.vocabulary) if word[0] == '=']
-    exit_rule = make_exit(rule, tau, wake=True)
-    budget = 2 * length + 100
     rows = []
     for seed in seeds:
         x, y, depth = problems.make(np.random.default_rng(seed), 1, length)
         trace = []
-        logits, _ = model(torch.from_numpy(x), n_loop=budget, exit=exit_rule, trace=trace)
+        logits, _ = model(torch.from_numpy(x), n_loop=problems.task.budget(length),
+                          exit=make_exit(rule, tau, wake=True), trace=trace)
         guesses = logits.argmax(-1).numpy()
         errors = first_errors(x, y, guesses, setters)
         evals = trace[0]['evals'].float()

@@ -39,13 +39,10 @@ def solved():
     changes = states.diff(dim=0).norm(dim=-1) / states[:-1].norm(dim=-1)        # (K, T)
     changes[changes == 0] = torch.nan       # asleep
     changes[-1] = torch.nan
-    loops = []
-    for state, change in zip(states[1:], changes):
-        logits = model.through_coda(state[None])[0]
-        sure, door = logits.softmax(-1)[:, 2 * GOAL:2 * GOAL + 4].max(dim=-1)
-        is_right = logits.argmax(-1) == y[0]
-        loops.append([part.numpy() for part in (change, door, sure, is_right)])
-    return x[0].numpy(), loops
+    logits = model.through_coda(states[1:])                                     # (K, T, V)
+    sure, doors = logits.softmax(-1)[..., 2 * GOAL:2 * GOAL + 4].max(dim=-1)
+    loops = zip(changes.numpy(), doors.numpy(), sure.numpy(), (logits.argmax(-1) == y).numpy())
+    return x[0].numpy(), list(loops)
 
 
 def draw(ax, maze, change, doors, sure, is_right):
