@@ -16,7 +16,7 @@ REFUSED = [
     ('train.py', ['--overwrite', '--out_dir=out', '--eval_interval=0']),
     ('train.py', ['--learning_rate=inf']),
     ('train.py', ['--grad_clip=-1']),
-    ('geometry.py', ['--out_dir=out', '--n_windows=0']),
+    ('train.py', ['--eval_loops=[]']),
     # the shape of a model
     ('train.py', ['--groups=[[9]]']),
     ('train.py', ['--eval_loops=[0]']),
