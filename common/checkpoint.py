@@ -99,9 +99,6 @@ def load_checkpoint(path, dev='cpu', length=None, damping=None, cls=None):
     checkpoint = read_checkpoint(path)
     cls = cls or class_of(checkpoint['model_class'])
     args = checkpoint['model_args']
-    if args.get('pos') == 'learned':
-        check(length in (None, args['block_size']), f"this model has learned {args['block_size']} "
-              f'positions, and cannot read {length} tokens at a time: leave out the length')
     changes = dict(block_size=length, damping=damping)
     args = args | {name: value for name, value in changes.items() if value is not None}
     with explain('the checkpoint does not fit this model', 'leave out what you changed',
