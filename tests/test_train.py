@@ -300,7 +300,6 @@ def test_a_log_that_cannot_be_read_is_set_aside(whole):
     for done, spoilt in (8, log.replace(',', ';')), (10, log.replace('5.', 'May ')):
         Path('out/log.csv').write_text(spoilt)
         assert f'log_before_{done}.csv' in finished('--resume', f'--max_iters={done + 2}')
-        assert [row['iter'] for row in log_of('out')][-1] == str(done + 2)
         assert Path(f'out/log_before_{done}.csv').read_text() == spoilt
 
 
