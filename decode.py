@@ -47,7 +47,8 @@ def stream(model, idx, n_new, plan, decoder=None, cache='exact', **draws):
     text = Text(idx, model.config.block_size, **draws)
     window = None
     while n_new > 0:
-        if window != text.start:        # at first, and when the context window has moved: read it
+        if window != text.start:        # at first, and when the context window has moved
+            # read the window; its last token gives the next one, whatever the decoder
             window = text.start
             plan = replace(plan, cache=make_cache(model, plan.counts, cache))
             context = text.idx[:, window:]
@@ -94,7 +95,7 @@ class Text:
 
     @property
     def position(self):
-        """Its position in the context window."""
+        """The position of that token in the context window."""
         return self.idx.shape[1] - 1 - self.start
 
     def draw(self, logits, skip=0):
@@ -297,13 +298,13 @@ class Wave(Decoder):
     The rule is applied to the change of a token's states from one pass to the next; the token keeps
     its last states, whatever rule.keep says. Its loop steps are all those since it joined.
 
-    trace: None, or a list, to which each pass appends dict(position=of the first token, inputs,
+    trace: None, or a list, to which each pass appends dict(place=of the first token, inputs,
     tokens, age, leave=how many tokens leave).
     """
     width: int = 8
     steps: int = 1
     cache = 'latest'
-    rule = 'norm_rel', 0.003        # at this threshold texts are those of many loops
+    rule = 'norm_rel', 0.003        # wrote the text of 30 loops after all 8 prompts that were tried
     trace = None
 
     def check_plan(self, model, plan):
@@ -339,14 +340,14 @@ class Wave(Decoder):
 
     def run_pass(self, model, plan, text):
         """All columns through the model -> what they predict (1, w)."""
-        columns = self.columns
-        inputs = torch.tensor([[column.token for column in columns]], device=text.idx.device)
-        before = torch.stack([column.states for column in columns], dim=1)      # (G, w, C)
-        logits, results = run(model, inputs, text.position, replace(
-            plan, counts=[self.steps] * len(before), rule=None, warm=list(before[:, None])))
+        inputs = torch.tensor([[column.token for column in self.columns]], device=text.idx.device)
+        before = torch.stack([column.states for column in self.columns], dim=1)     # (G, w, C)
+        few_loops = replace(plan, counts=[self.steps] * len(model.groups), rule=None,
+                            warm=list(before[:, None]))         # warm: (1, w, C) for each group
+        logits, results = run(model, inputs, text.position, few_loops)
         after = torch.stack([result['x'][0] for result in results])             # (G, w, C)
         check_finite(after)
-        for i, column in enumerate(columns):
+        for i, column in enumerate(self.columns):
             column.states = after[:, i]
             column.age += 1
             column.passes += 1
@@ -355,37 +356,31 @@ class Wave(Decoder):
         return text.draw(logits)
 
     def judge(self, before, after, rule, logits_of):
-        """The rule's signal of states (G, w, C), and how often in a row it has been small."""
-        columns = self.columns
-        memos = None
-        oldest = columns[0].memo
-        if oldest is not None:          # then the last column alone may be without one
-            unknown = torch.full_like(oldest, math.nan)
-            memos = torch.stack([unknown if column.memo is None else column.memo
-                                 for column in columns], dim=1).flatten(0, 1)   # (G w, any)
-        G, w, _ = after.shape
-        after = after.flatten(0, 1)                                             # (G w, C)
-        value, memos = rule.observe(before.flatten(0, 1), after, memos, logits_of)
-        small = rule.is_small(value, after, np.tile([column.passes for column in columns], G))
-        for i, column in enumerate(columns):
-            column.memo = None if memos is None else memos[i::w]
+        """The rule's signal of each column (G,), and how often in a row it has been small."""
+        for i, column in enumerate(self.columns):
+            value, column.memo = rule.observe(before[:, i], after[:, i], column.memo, logits_of)
+            # waits for the device, once a column and pass
+            small = rule.is_small(value, after[:, i], column.passes)
             # the first pass with an input tells of the change of the input
-            column.streak = (column.streak + 1) * small[i::w] * (column.age > 1)
+            column.streak = (column.streak + 1) * small * (column.age > 1)
 
     def leave(self, plan, text, predictions):
-        """The leading columns that are certain leave -> their predictions and loop steps."""
+        """
+        The leading columns that are certain leave -> their predictions and loop steps; the others
+        get their next inputs.
+        """
         columns = self.columns
         says = predictions[0].tolist()          # waits for the device
-        most_passes = math.ceil(max(plan.counts) / self.steps)
         n = 0
-        for column, certain in zip(columns, [columns[0].token, *says]):
-            still = plan.rule is not None and (column.streak >= plan.rule.hits).all()
-            still |= n == 0 and column.age >= most_passes
-            if column.token != certain or not still:
+        # what the column before says now; the first column's input is text already
+        for column, said_before in zip(columns, [columns[0].token, *says]):
+            is_still = plan.rule is not None and (column.streak >= plan.rule.hits).all()
+            is_out = n == 0 and column.age * self.steps >= max(plan.counts)
+            if column.token != said_before or not (is_still or is_out):
                 break
             n += 1
         if self.trace is not None:
-            self.trace.append(dict(position=text.n_cut + text.idx.shape[1] - 1,
+            self.trace.append(dict(place=text.n_cut + text.idx.shape[1] - 1,
                                    inputs=[column.token for column in columns], tokens=says,
                                    age=[column.age for column in columns], leave=n))
         passes = predictions.new_tensor([[column.passes for column in columns[:n]]])    # (1, n)
@@ -405,7 +400,7 @@ DECODERS = dict(one_by_one=OneByOne, warm_start=WarmStart, drafts=Drafts, wave=W
 
 
 def decoder_of(decoder=None):
-    """A Decoder, or its name in DECODERS with arguments, such as 'wave:width=8'; None = None."""
+    """A Decoder, or its name in DECODERS with arguments, as 'wave:width=8'; None stays None."""
     if isinstance(decoder, str):
         from common.configurator import build
         return build(decoder, DECODERS, 'decoder')
@@ -459,7 +454,7 @@ def main():
                                          exit=make_exit('norm_rel', 0.01))
     print(main.__doc__)
     for number, one_pass in enumerate(wave.trace, start=1):
-        line = '   ' * (one_pass['position'] - prompt.shape[1])
+        line = '   ' * (one_pass['place'] - prompt.shape[1])
         for i, token in enumerate(one_pass['tokens']):
             line += chr(token).replace(' ', '_') + ('* ' if i < one_pass['leave'] else '  ')
         print(f'pass {number:2d}  {line}')
