@@ -1,6 +1,7 @@
 """
-The paper in one file: a GPT some of whose layers loop (arXiv 2509.23314; Geiping: 2502.05171), each
-token until it is still. The run ends with tokens that sleep, and wake when news arrives.
+The paper in one file: a GPT some of whose layers loop (arXiv 2509.23314; Geiping: 2502.05171), and
+Algorithm 1, by which each token exits when it is still. The run ends with what is new here, and not
+in the papers: tokens that sleep, and wake when news arrives.
 
     python micro.py             learns torch's own documentation, about a minute on two cores
     python micro.py book.txt    learns your own text
@@ -23,7 +24,7 @@ from torch.nn import functional as F
 
 vocab, T, C, H = 256, 48, 64, 2             # a token is a byte
 n_layer, groups = 6, [[1], [2, 3], [4]]     # layers, and which of them loop, from 0
-r, sigma = 4, 0.5   # of the draw of loops: r + 1 on average; sigma of the lognormal rate
+r, sigma = 4, 0.5   # loops in training: r + 1 on average; sigma of their lognormal rate
 bptt = 3            # loop steps with gradients, the last ones
 iterations, batch, lr = 700, 12, 5e-3
 
@@ -47,9 +48,9 @@ class Block(nn.Module):
         qkv = self.qkv(self.n1(x)).unflatten(-1, (3, H, -1))                    # (B, T, 3, H, D)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)                                    # (B, H, T, D) each
         if awake is not None:       # a token that does not loop keeps its old key and value
-            loops = awake[:, None, :, None]                                     # (B, 1, T, 1)
+            now = awake[:, None, :, None]                                       # (B, 1, T, 1)
             old_k, old_v = cache.get(self, (k, v))      # in the first step all loop: none is needed
-            k, v = torch.where(loops, k, old_k), torch.where(loops, v, old_v)
+            k, v = torch.where(now, k, old_k), torch.where(now, v, old_v)
             cache[self] = k, v
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)             # (B, H, T, D)
         x = self.n2(x + self.attn_out(y.transpose(1, 2).flatten(2)))
@@ -63,7 +64,7 @@ class RecurrentGroup(nn.Module):
         super().__init__()
         self.core, self.norm = nn.ModuleList(core), nn.RMSNorm(C, eps=1e-6)
         self.adapter = nn.Linear(2 * C, C, bias=False)
-        self.adapter.weight.data = torch.eye(C).repeat(1, 2)                    # starts as x + e
+        self.adapter.weight.data = torch.eye(C).repeat(1, 2)   # Geiping: random, see exercise 4
 
     def step(self, x, e, awake=None, cache=None):
         x = self.adapter(torch.cat((x, e), dim=-1))                             # (B, T, C)
@@ -97,9 +98,10 @@ def loop(f, x, k_max, tau, readers=None):
     """
     Algorithm 1: a token is still once its acceleration has been below tau twice in a row.
 
-    f(x, awake): the block map; x (B, T, C) -> the last states, the loop steps kept (B, T). A token
-    that is still exits for good. With readers(moved) (B, T) -> who reads a token that moved, itself
-    too, (B, T), it sleeps, and wakes when a token that it reads moves.
+    f(x, awake): the block map. Returns the last states (B, T, C) and the loop steps kept (B, T).
+    A still token exits for good. With readers, it sleeps, and wakes when a token that it reads
+    moves: readers(moved) = who reads a token that moved, that token too, (B, T) -> (B, T).
+    Here all tokens are computed all the same; loops.py saves the work.
     """
     awake = torch.ones(x.shape[:2], dtype=torch.bool)               # (B, T)
     streak, steps_used = torch.zeros(2, *x.shape[:2], dtype=torch.int)
@@ -110,7 +112,7 @@ def loop(f, x, k_max, tau, readers=None):
         if delta_prev is not None:
             small = (delta - delta_prev).norm(dim=-1) < tau                     # Eq. 5
             streak = torch.where(awake, (streak + 1) * small, streak)   # a sleeper keeps its streak
-        moved = awake & (streak < 2)
+        moved = streak < 2
         next_awake = moved if readers is None else readers(moved)
         takes = awake & next_awake          # who falls asleep now throws x1 away
         x = torch.where(takes[..., None], x1, x)
@@ -133,8 +135,8 @@ class GPT(nn.Module):
             layers[start:end] = [RecurrentGroup(layers[start:end])]
         self.h = nn.ModuleList(layers)
         self.ln_f = nn.RMSNorm(C, eps=1e-6)
-        # Geiping App. C.1; norms stay 1, and an adapter is x + e
-        depth = n_layer + (r - 1) * sum(map(len, groups))   # a looped layer counts r times
+        # Geiping App. C.1; norms stay 1, and an adapter starts as x + e
+        depth = n_layer + (r - 1) * sum(map(len, groups))   # Geiping: a looped layer is r layers
         for name, p in self.named_parameters():
             if p.dim() == 2 and 'adapter' not in name:
                 variance = 1 / (5 * C * depth) if name.endswith('_out.weight') else 2 / (5 * C)
@@ -143,14 +145,14 @@ class GPT(nn.Module):
     def forward(self, idx, n_loop, tau=None):
         """
         idx (B, T) -> logits (B, T, vocab), and the trace: what each group returns beside its last
-        states. n_loop: of each group.
+        states. n_loop: a list, the loop steps of each group, or with tau the most of them.
         """
         x = C ** 0.5 * (self.wte(idx) + self.wpe.weight[:idx.shape[1]])         # (B, T, C)
         trace = []
         for layer in self.h:
             if isinstance(layer, RecurrentGroup):
-                x, found = layer(x, n_loop[len(trace)], tau)
-                trace.append(found)
+                x, record = layer(x, n_loop[len(trace)], tau)
+                trace.append(record)
             else:
                 x = layer(x)
         return self.ln_f(x) @ self.wte.weight.T, trace
@@ -180,7 +182,11 @@ def show_loops(model, x, y):
 
 
 def show_scales(model, x):
-    """The two scales: the loop steps of a group, and the jump from its last state to the next's."""
+    """
+    The two scales: the loop steps of a group, and the jump from its last state to the next group's
+    (the paper's Eq. 2: to its x^(0), here noise). The paper's steps turn orthogonal. These do not:
+    the adapter starts as x + e.
+    """
     _, trace = model(x, [8] * len(groups))
     for g, group in enumerate(groups):
         states = torch.stack(trace[g])                                          # (9, B, T, C)
@@ -211,14 +217,15 @@ def write(model, text):
     for _ in range(200):
         logits, _ = model(idx[:, -T:], [30] * len(groups), tau=1)
         idx = torch.cat((idx, torch.multinomial((logits[:, -1] / 0.8).softmax(-1), 1)), dim=1)
-    print(f'\n{bytes(idx[0].tolist()).decode(errors="replace")}')
+    prompt, new = (bytes(part.tolist()).decode(errors='replace') for part in idx[0].split((T, 200)))
+    print(f'\n{prompt} | {new}')
 
 
 def show_chain(what_it_does, readers=None, n=16):
     """
-    A chain: each token reads itself and the one before, and copies that; the first one becomes 1.
-    In the model above a token reads all earlier ones, so it sleeps only when they do, and none of
-    them would ever wake it. Here a token takes about 7 loop steps, however long the chain is.
+    A chain: each token copies the one before, and the first becomes 1. In the model above a token
+    reads all earlier ones, so it sleeps only when they do, and none of them would ever wake it.
+    Here, with readers, a token takes at most 7 loop steps, however long the chain is.
     """
     steps = []                          # who is awake in each loop step
 
@@ -227,9 +234,9 @@ def show_chain(what_it_does, readers=None, n=16):
         return F.pad(x, (0, 0, 1, -1), value=1)     # (1, n, 1): all move on by one, 1 comes in
 
     x, _ = loop(copy, torch.zeros(1, n, 1), n + 10, 0.5, readers)
-    print(f'\na chain in which a token that is still {what_it_does}; o: awake in this loop step')
+    print(f'\na chain in which a token, once still, {what_it_does}; o: awake in this loop step')
     for k, awake in enumerate(steps, start=1):
-        print(f'{k:4}  ' + ''.join('o' if one else '.' for one in awake))
+        print(f'{k:4}  ' + ''.join('o' if is_awake else '.' for is_awake in awake))
     print(f'{int(x.sum())} of {n} tokens right after {len(steps)} loop steps, of which a token '
           f'takes {torch.stack(steps).sum() / n:.1f}')
 
