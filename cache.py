@@ -31,8 +31,8 @@ import torch
 
 class Span:
     """
-    Where T new tokens stand in their rows: pos (a tensor) and here (a slice): start ... start + T -
-    1. mask (T, end): which tokens each new one may read; None where no mask is needed, since a
+    Where T new tokens stand in their rows. pos (a tensor) and here (a slice): start ...
+    start + T - 1. mask (T, end): which tokens each new one may read; None where none is needed: a
     single token reads all that is there, and a sequence from position 0 on is plainly causal.
 
     all_of: a pass that is compiled or recorded must not depend on where it stands, so it reads all

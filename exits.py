@@ -245,7 +245,7 @@ def loop(f, x, k_max, rule, logits_of=None, readers=None, record=None):
     f(x, k, at): step k of the tokens `at` -> their states after it (N, C). x (B T, C): the states
     of all tokens; `at` (N,) numbers those that are awake, b T + t.
     logits_of(states, at, x): the logits of the tokens `at` in these states (N, C).
-    readers(moved): the tokens that moved and all that read one, (B, T) -> (B, T); None = none wakes.
+    readers(moved): who moved and who reads one of them, (B, T) -> (B, T); None = nobody wakes.
     record(awake, x): called after each step with who was awake (B, T), and all states (B T, C).
 
     A token *moves* in a step unless the rule has found it still. Who moved loops in the next step.

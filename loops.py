@@ -246,8 +246,8 @@ class RecurrentGroup(nn.Module):
     def step(self, x, from_e, hooks=None, pos=None):
         """
         One loop step x^(k-1) -> x^(k), (B, T, C) float32. from_e: adapter.from_e(e), computed once
-        for all steps. hooks: of each block of the core, see KeysValues.update. pos: positions, 0
-        ... T - 1 by default.
+        for all steps. hooks: of each block of the core, see KeysValues.update. pos: positions, None
+        = 0 ... T - 1.
         """
         before = x
         x = self.adapter.join(x, from_e)
