@@ -3,13 +3,14 @@ Decoding: a prompt in, tokens out, one by one, as drafts that are checked, or as
 
     python decode.py                    a prompt continued by a wave, pass by pass
 
-`stream` is the loop over the tokens, and a Decoder makes the next ones. One seed is one text: the
-token at a place is drawn by (seed, place) alone, however it is decoded.
+`stream` is the loop over the tokens, and a Decoder makes the next ones. The noise that draws the
+token at a place depends on (seed, place) alone: decoders with the same logits write the same text.
 
 Geiping: App. D.6 (warm start), 5 (drafts: self-speculation). Geiping et al. 2025b, arXiv
 2510.14961 (waves).
 
     B, T, V     rows; tokens of a pass; vocab_size
+    G, C, w     groups; width of the model; columns of a wave
     place       of a token in the whole text; its position is that in the context window
     plan        a loops.Plan: the loop budget, the rule, the noise and the cache of all passes
 """
@@ -35,7 +36,7 @@ def stream(model, idx, n_new, plan, decoder=None, cache='exact', **draws):
     tokens in all.
 
     decoder: see Decoder; None = one by one. cache: see cache.slots_of. draws: seed (row b has seed
-    + b), temperature, top_k, see pick. ValueError for what does not fit together.
+    + b), temperature, top_k, see pick. ValueError, with the first token, for what does not fit.
     """
     decoder = decoder or OneByOne()
     if n_new < 1 or idx.numel() == 0:
@@ -95,7 +96,7 @@ class Text:
 
     @property
     def position(self):
-        """The position of that token in the context window."""
+        """The position of the last token in the context window."""
         return self.idx.shape[1] - 1 - self.start
 
     def draw(self, logits, skip=0):
@@ -120,9 +121,9 @@ def read(model, idx, plan, cache='exact'):
     """
     Given tokens idx (B, T) -> logits (B, T, V), loop steps kept and computed (B, T, groups).
 
-    cache: 'exact' = all tokens in one pass, which needs no cache. Otherwise they are read one after
-    another, with this cache (see cache.slots_of); as many slots as loop steps give what the one
-    pass gives. ValueError for a rule that wakes with another cache than 'exact'.
+    cache: with 'exact' the result is that of one pass, so it is one pass, and no cache is made. With
+    any other (see cache.slots_of) they are read one after another. ValueError for a rule that wakes
+    with another cache than 'exact'.
     """
     T = idx.shape[1]
     width = T
@@ -155,7 +156,7 @@ class Decoder:
     one text after another: what it remembers of a text it forgets in `begin`.
     """
     cache = None            # the cache that it needs, 'exact' or 'latest'; None = any
-    rule = None             # if it cannot do without an exit rule: its own, (name, tau)
+    rule = None             # its default exit rule, (name, tau), see exits.choose
     one_row = True          # does it continue one row alone?
     widths = {1}            # how many tokens its passes have, for compiled.compile_passes
 
@@ -216,7 +217,8 @@ class Drafts(Decoder):
     Draft up to `tokens` tokens with `loops` loops, then run them side by side with all loops, and
     keep those that agree. Both use the same draws, so that the text is that of one_by_one.
 
-    loops: None = a quarter of the budget. check: the budget in bench.py; None = that of the plan.
+    loops: None = a quarter of the budget. check: read by bench.py alone, the budget of the check;
+    None = that of the plan.
     """
     loops: int | None = None
     tokens: int = 4
@@ -290,8 +292,9 @@ class Wave(Decoder):
         pass 16                        f4   _3   t2   h1   p1   m1
         pass 17                       [f5]  _4   t3   h2   e1   e1   _1
 
-    In brackets: the token leaves the wave, because its input is certain, and the plan's rule has
-    triggered in every group. (The first token leaves after the plan's loop budget at the latest.)
+    In brackets: the token leaves the wave. Its input is certain: all tokens before it have left, and
+    it reads what the last of them predicts. And the plan's rule has triggered in every group. (The
+    first token leaves after the plan's loop budget at the latest.)
     In each pass a token joins at the end. In pass 13 column 5 turns from o to f, so in pass 14
     column 6 has a new input: it keeps its states, and counts from 1 again (its _1; _ is a space).
 
@@ -311,7 +314,8 @@ class Wave(Decoder):
         if self.width < 1 or self.steps < 1:
             raise ValueError('a wave needs a width and steps of at least 1, not '
                              f'{self.width} and {self.steps}')
-        # inputs change while a wave loops; and a token knows nothing but its own last states
+        # a token's input changes while it loops, so each step must read it; and the rule sees the
+        # states of single tokens, not whole rows
         looks_at_a_token = plan.rule is None or plan.rule.reads == 'readout'
         if not (model.groups and reads_input(model) and looks_at_a_token):
             raise ValueError('a wave needs a model with recurrent groups that read their input in '
