@@ -13,8 +13,8 @@ token by token must read the same keys, and so the cache has a slot for each loo
     slot 2, k=3   key 3     key 2     ... at its step 3
 
 Token 1 exited after step 2, so a copy of its key 2 stands in the slots of later steps. Key k is
-computed from the state *before* step k. So if a rule throws x^(k) away, slot k still holds the key
-of the state that the token keeps.
+computed from the state *before* step k. So if a rule throws x^(k) away, key k is still that of the
+state that the token keeps.
 
 This is the cache 'exact'. 'latest' has one slot, which each step overwrites: a new token reads the
 last keys of earlier ones. A number of slots in between is a ring (Geiping 5): step k goes to slot
@@ -31,8 +31,8 @@ import torch
 
 class Span:
     """
-    Where T new tokens stand in their rows: at positions pos, start ... start + T - 1; here, as a
-    slice. mask (T, end): which tokens each new one may read; None where no mask is needed, since a
+    Where T new tokens stand in their rows. pos (a tensor) and here (a slice): start ...
+    start + T - 1. mask (T, end): which tokens each new one may read; None where none is needed: a
     single token reads all that is there, and a sequence from position 0 on is plainly causal.
 
     all_of: a pass that is compiled or recorded must not depend on where it stands, so it reads all

@@ -3,13 +3,14 @@ Decoding: a prompt in, tokens out, one by one, as drafts that are checked, or as
 
     python decode.py                    a prompt continued by a wave, pass by pass
 
-`stream` is the loop over the tokens, and a Decoder makes the next ones. One seed is one text: the
-token at a place is drawn by (seed, place) alone, however it is decoded.
+`stream` is the loop over the tokens, and a Decoder makes the next ones. The noise that draws the
+token at a place depends on (seed, place) alone: decoders with the same logits write the same text.
 
 Geiping: App. D.6 (warm start), 5 (drafts: self-speculation). Geiping et al. 2025b, arXiv
 2510.14961 (waves).
 
     B, T, V     rows; tokens of a pass; vocab_size
+    G, C, w     groups; width of the model; columns of a wave
     place       of a token in the whole text; its position is that in the context window
     plan        a loops.Plan: the loop budget, the rule, the noise and the cache of all passes
 """
@@ -35,7 +36,7 @@ def stream(model, idx, n_new, plan, decoder=None, cache='exact', **draws):
     tokens in all.
 
     decoder: see Decoder; None = one by one. cache: see cache.slots_of. draws: seed (row b has seed
-    + b), temperature, top_k, see pick. ValueError for what does not fit together.
+    + b), temperature, top_k, see pick. ValueError, with the first token, for what does not fit.
     """
     decoder = decoder or OneByOne()
     if n_new < 1 or idx.numel() == 0:
@@ -47,7 +48,8 @@ def stream(model, idx, n_new, plan, decoder=None, cache='exact', **draws):
     text = Text(idx, model.config.block_size, **draws)
     window = None
     while n_new > 0:
-        if window != text.start:        # at first, and when the context window has moved: read it
+        if window != text.start:        # at first, and when the context window has moved
+            # read the window; its last token gives the next one, whatever the decoder
             window = text.start
             plan = replace(plan, cache=make_cache(model, plan.counts, cache))
             context = text.idx[:, window:]
@@ -94,7 +96,7 @@ class Text:
 
     @property
     def position(self):
-        """Its position in the context window."""
+        """The position of the last token in the context window."""
         return self.idx.shape[1] - 1 - self.start
 
     def draw(self, logits, skip=0):
@@ -119,9 +121,9 @@ def read(model, idx, plan, cache='exact'):
     """
     Given tokens idx (B, T) -> logits (B, T, V), loop steps kept and computed (B, T, groups).
 
-    cache: 'exact' = all tokens in one pass, which needs no cache. Otherwise they are read one after
-    another, with this cache (see cache.slots_of); as many slots as loop steps give what the one
-    pass gives. ValueError for a rule that wakes with another cache than 'exact'.
+    cache: with 'exact' the result is that of one pass, so it is one pass, and no cache is made. With
+    any other (see cache.slots_of) they are read one after another. ValueError for a rule that wakes
+    with another cache than 'exact'.
     """
     T = idx.shape[1]
     width = T
@@ -154,7 +156,7 @@ class Decoder:
     one text after another: what it remembers of a text it forgets in `begin`.
     """
     cache = None            # the cache that it needs, 'exact' or 'latest'; None = any
-    rule = None             # if it cannot do without an exit rule: its own, (name, tau)
+    rule = None             # its default exit rule, (name, tau), see exits.choose
     one_row = True          # does it continue one row alone?
     widths = {1}            # how many tokens its passes have, for compiled.compile_passes
 
@@ -215,7 +217,8 @@ class Drafts(Decoder):
     Draft up to `tokens` tokens with `loops` loops, then run them side by side with all loops, and
     keep those that agree. Both use the same draws, so that the text is that of one_by_one.
 
-    loops: None = a quarter of the budget. check: the budget in bench.py; None = that of the plan.
+    loops: None = a quarter of the budget. check: read by bench.py alone, the budget of the check;
+    None = that of the plan.
     """
     loops: int | None = None
     tokens: int = 4
@@ -289,28 +292,30 @@ class Wave(Decoder):
         pass 16                        f4   _3   t2   h1   p1   m1
         pass 17                       [f5]  _4   t3   h2   e1   e1   _1
 
-    In brackets: the token leaves the wave, because its input is certain, and the plan's rule has
-    triggered in every group. (The first token leaves after the plan's loop budget at the latest.)
+    In brackets: the token leaves the wave. Its input is certain: all tokens before it have left, and
+    it reads what the last of them predicts. And the plan's rule has triggered in every group. (The
+    first token leaves after the plan's loop budget at the latest.)
     In each pass a token joins at the end. In pass 13 column 5 turns from o to f, so in pass 14
     column 6 has a new input: it keeps its states, and counts from 1 again (its _1; _ is a space).
 
     The rule is applied to the change of a token's states from one pass to the next; the token keeps
     its last states, whatever rule.keep says. Its loop steps are all those since it joined.
 
-    trace: None, or a list, to which each pass appends dict(position=of the first token, inputs,
+    trace: None, or a list, to which each pass appends dict(place=of the first token, inputs,
     tokens, age, leave=how many tokens leave).
     """
     width: int = 8
     steps: int = 1
     cache = 'latest'
-    rule = 'norm_rel', 0.003        # at this threshold texts are those of many loops
+    rule = 'norm_rel', 0.003        # wrote the text of 30 loops after all 8 prompts that were tried
     trace = None
 
     def check_plan(self, model, plan):
         if self.width < 1 or self.steps < 1:
             raise ValueError('a wave needs a width and steps of at least 1, not '
                              f'{self.width} and {self.steps}')
-        # inputs change while a wave loops; and a token knows nothing but its own last states
+        # a token's input changes while it loops, so each step must read it; and the rule sees the
+        # states of single tokens, not whole rows
         looks_at_a_token = plan.rule is None or plan.rule.reads == 'readout'
         if not (model.groups and reads_input(model) and looks_at_a_token):
             raise ValueError('a wave needs a model with recurrent groups that read their input in '
@@ -339,14 +344,14 @@ class Wave(Decoder):
 
     def run_pass(self, model, plan, text):
         """All columns through the model -> what they predict (1, w)."""
-        columns = self.columns
-        inputs = torch.tensor([[column.token for column in columns]], device=text.idx.device)
-        before = torch.stack([column.states for column in columns], dim=1)      # (G, w, C)
-        logits, results = run(model, inputs, text.position, replace(
-            plan, counts=[self.steps] * len(before), rule=None, warm=list(before[:, None])))
+        inputs = torch.tensor([[column.token for column in self.columns]], device=text.idx.device)
+        before = torch.stack([column.states for column in self.columns], dim=1)     # (G, w, C)
+        few_loops = replace(plan, counts=[self.steps] * len(model.groups), rule=None,
+                            warm=list(before[:, None]))         # warm: (1, w, C) for each group
+        logits, results = run(model, inputs, text.position, few_loops)
         after = torch.stack([result['x'][0] for result in results])             # (G, w, C)
         check_finite(after)
-        for i, column in enumerate(columns):
+        for i, column in enumerate(self.columns):
             column.states = after[:, i]
             column.age += 1
             column.passes += 1
@@ -355,37 +360,31 @@ class Wave(Decoder):
         return text.draw(logits)
 
     def judge(self, before, after, rule, logits_of):
-        """The rule's signal of states (G, w, C), and how often in a row it has been small."""
-        columns = self.columns
-        memos = None
-        oldest = columns[0].memo
-        if oldest is not None:          # then the last column alone may be without one
-            unknown = torch.full_like(oldest, math.nan)
-            memos = torch.stack([unknown if column.memo is None else column.memo
-                                 for column in columns], dim=1).flatten(0, 1)   # (G w, any)
-        G, w, _ = after.shape
-        after = after.flatten(0, 1)                                             # (G w, C)
-        value, memos = rule.observe(before.flatten(0, 1), after, memos, logits_of)
-        small = rule.is_small(value, after, np.tile([column.passes for column in columns], G))
-        for i, column in enumerate(columns):
-            column.memo = None if memos is None else memos[i::w]
+        """The rule's signal of each column (G,), and how often in a row it has been small."""
+        for i, column in enumerate(self.columns):
+            value, column.memo = rule.observe(before[:, i], after[:, i], column.memo, logits_of)
+            # waits for the device, once a column and pass
+            small = rule.is_small(value, after[:, i], column.passes)
             # the first pass with an input tells of the change of the input
-            column.streak = (column.streak + 1) * small[i::w] * (column.age > 1)
+            column.streak = (column.streak + 1) * small * (column.age > 1)
 
     def leave(self, plan, text, predictions):
-        """The leading columns that are certain leave -> their predictions and loop steps."""
+        """
+        The leading columns that are certain leave -> their predictions and loop steps; the others
+        get their next inputs.
+        """
         columns = self.columns
         says = predictions[0].tolist()          # waits for the device
-        most_passes = math.ceil(max(plan.counts) / self.steps)
         n = 0
-        for column, certain in zip(columns, [columns[0].token, *says]):
-            still = plan.rule is not None and (column.streak >= plan.rule.hits).all()
-            still |= n == 0 and column.age >= most_passes
-            if column.token != certain or not still:
+        # what the column before says now; the first column's input is text already
+        for column, said_before in zip(columns, [columns[0].token, *says]):
+            is_still = plan.rule is not None and (column.streak >= plan.rule.hits).all()
+            is_out = n == 0 and column.age * self.steps >= max(plan.counts)
+            if column.token != said_before or not (is_still or is_out):
                 break
             n += 1
         if self.trace is not None:
-            self.trace.append(dict(position=text.n_cut + text.idx.shape[1] - 1,
+            self.trace.append(dict(place=text.n_cut + text.idx.shape[1] - 1,
                                    inputs=[column.token for column in columns], tokens=says,
                                    age=[column.age for column in columns], leave=n))
         passes = predictions.new_tensor([[column.passes for column in columns[:n]]])    # (1, n)
@@ -405,7 +404,7 @@ DECODERS = dict(one_by_one=OneByOne, warm_start=WarmStart, drafts=Drafts, wave=W
 
 
 def decoder_of(decoder=None):
-    """A Decoder, or its name in DECODERS with arguments, such as 'wave:width=8'; None = None."""
+    """A Decoder, or its name in DECODERS with arguments, as 'wave:width=8'; None stays None."""
     if isinstance(decoder, str):
         from common.configurator import build
         return build(decoder, DECODERS, 'decoder')
@@ -459,7 +458,7 @@ def main():
                                          exit=make_exit('norm_rel', 0.01))
     print(main.__doc__)
     for number, one_pass in enumerate(wave.trace, start=1):
-        line = '   ' * (one_pass['position'] - prompt.shape[1])
+        line = '   ' * (one_pass['place'] - prompt.shape[1])
         for i, token in enumerate(one_pass['tokens']):
             line += chr(token).replace(' ', '_') + ('* ' if i < one_pass['leave'] else '  ')
         print(f'pass {number:2d}  {line}')

@@ -119,7 +119,7 @@ class Exit:
     hits: int = 1
     keep: bool = True           # the state after the step that triggered? Algorithm 1: before it
     wake: bool = False          # asleep until a token that it reads moves, see loop
-    reads: str = 'readout'      # the model's method behind logits_of, see GPT.reader
+    reads: str = 'readout'      # the model's method behind logits_of, see GPT.logits_of
     name: str = ''
 
     def observe(self, x0, x1, memo, logits_of):
@@ -204,7 +204,7 @@ def choose(rule=None, tau=None, wake=False, cache='auto', decoder=None, rows=())
                 its own rule (0.003 for a wave); the row of this rule and cache in `rows`; the
                 rule's own
     cache       'auto' = what the decoder needs, or 'exact'
-    decoder     see decode.Decoder; None = no text is written
+    decoder     a decode.Decoder, which may need a cache and have a rule of its own; None = neither
     rows        of the model's exits.json, dicts with rule, cache and tau; the first one counts
 
     ValueError for what does not fit together.
@@ -214,13 +214,13 @@ def choose(rule=None, tau=None, wake=False, cache='auto', decoder=None, rows=())
         cache = needed or 'exact'
     if needed and cache != needed:
         raise ValueError(f"{type(decoder).__name__} needs the cache '{needed}', not {cache!r}")
-    own_rule, own_tau = (decoder and decoder.rule) or (None, None)
+    own_rule, own_tau = decoder.rule if decoder and decoder.rule else (None, None)
     rule = own_rule if rule is None else rule
-    if not isinstance(rule, str) and (tau is not None or wake):
-        raise ValueError('tau and wake need the name of an exit rule, such as accel')
-    if rule is None or isinstance(rule, Exit):
-        return rule, cache, ''
 
+    if rule is None or isinstance(rule, Exit):
+        if tau is not None or wake:
+            raise ValueError('tau and wake need the name of an exit rule, such as accel')
+        return rule, cache, ''
     if not isinstance(rule, str):
         raise ValueError(f'exit must be a rule or its name, such as accel, not {rule!r}')
     rule = make_exit(rule, tau, wake)
@@ -245,7 +245,7 @@ def loop(f, x, k_max, rule, logits_of=None, readers=None, record=None):
     f(x, k, at): step k of the tokens `at` -> their states after it (N, C). x (B T, C): the states
     of all tokens; `at` (N,) numbers those that are awake, b T + t.
     logits_of(states, at, x): the logits of the tokens `at` in these states (N, C).
-    readers(moved): who reads a token that moved, (B, T) -> (B, T); None = nobody wakes.
+    readers(moved): who moved and who reads one of them, (B, T) -> (B, T); None = nobody wakes.
     record(awake, x): called after each step with who was awake (B, T), and all states (B T, C).
 
     A token *moves* in a step unless the rule has found it still. Who moved loops in the next step.
@@ -253,11 +253,12 @@ def loop(f, x, k_max, rule, logits_of=None, readers=None, record=None):
     values and streak until a token that they read moves. Two rows of four tokens after a step, with
     a window of 2 (each reads itself and the token before it) and hits = 2:
 
-        streak  [[0, 2, 1, 0],      moved  [[1, 0, 1, 1],      awake  [[1, 1, 1, 1],
-                 [3, 1, 2, 4]]              [0, 1, 0, 0]]              [0, 1, 1, 0]]
+        streak  [[0, 2, 1, 0],      moved  [[1, 0, 1, 1],      awake next  [[1, 1, 1, 1],
+                 [3, 1, 2, 4]]              [0, 1, 0, 0]]                   [0, 1, 1, 0]]
 
     The streak of a sleeping token stays. Set to 0, a token that wakes would count as moving until
-    it has had `hits` small values again; it would wake its readers, and they theirs, without end.
+    it has had `hits` small values again; it would wake its readers, and they theirs, to the end of
+    the row, or for ever where tokens read each other.
     """
     B, T, C = x.shape
     x = x.reshape(B * T, C).clone()                 # the states of all tokens
@@ -269,26 +270,27 @@ def loop(f, x, k_max, rule, logits_of=None, readers=None, record=None):
         # a step of the tokens that are awake, and its signal
         at = places(awake, x)
         x1 = f(x, k, at)                            # (N, C)
-        value, memos = observe(rule, x1, memos, at, x, logits_of)
+        value, memos = signal_at(rule, x1, memos, at, x, logits_of)
         evals += awake
         streak[awake] = (streak[awake] + 1) * rule.is_small(value, x1, evals[awake])
 
         # who has moved loops on, and if the rule wakes, so do all that read one who has
-        moved = awake & (streak < rule.hits)
+        moved = streak < rule.hits
         next_awake = readers(moved) if readers else moved
 
         # Algorithm 1 throws the step that triggered away
         takes = awake if rule.keep else awake & next_awake
-        x.index_copy_(0, places(takes, x), x1.index_select(0, places(takes[awake], x)))
+        x[places(takes, x)] = x1[places(takes[awake], x)]       # x1 has rows of the awake alone
         kept[takes] = k
         if record:
             record(awake, x)
 
-        # who falls asleep takes steps of length 0 from now on
+        # who falls asleep takes one step of length 0, from x to x: its signal is dropped, its memo
+        # stays, so that after waking the next signal starts there
         falls = awake & ~next_awake
         if readers and memos is not None and falls.any():
             at = places(falls, x)
-            _, memos = observe(rule, x[at], memos, at, x, logits_of)
+            _, memos = signal_at(rule, x[at], memos, at, x, logits_of)
         awake = next_awake
         if not awake.any():
             break
@@ -302,19 +304,19 @@ def places(mask, like):
     return at.to(like.device, non_blocking=like.is_cuda)
 
 
-def observe(rule, x1, memos, at, x, logits_of):
+def signal_at(rule, x1, memos, at, x, logits_of):
     """
     The signal of the tokens `at` in their step from x (B T, C) to x1 (N, C) -> its value (N,), and
     the memos of all tokens (B T, any).
     """
-    memo = None if memos is None else memos.index_select(0, at)
+    memo = None if memos is None else memos[at]
     logits_of = partial(logits_of, at=at, x=x) if logits_of else None
-    value, memo = rule.observe(x.index_select(0, at), x1, memo, logits_of)
+    value, memo = rule.observe(x[at], x1, memo, logits_of)
     if memo is None:
         return value, None
     if memos is None:                                   # the first step, which all tokens take
-        return value, memo.clone()
-    memos.index_copy_(0, at, memo)
+        return value, memo.clone()                      # a copy: a signal may return x1 itself
+    memos[at] = memo
     return value, memos
 
 

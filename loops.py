@@ -44,7 +44,7 @@ def derived_seed(*key):
 def sample_n_loop(mean_recurrence, generator=None, sigma=0.5):
     """
     How often to loop: n = Poisson(exp(N(log r - sigma^2 / 2, sigma))) + 1, of mean r + 1, the
-    lognormal-Poisson draw of Geiping Eq. 1 and 2.
+    lognormal-Poisson draw of Geiping Eq. 1 and 2. sigma is the deviation; Geiping says variance.
     """
     z = torch.randn((), generator=generator)
     log_rate = math.log(mean_recurrence) - sigma ** 2 / 2 + sigma * z
@@ -202,7 +202,7 @@ class Plan:
     cache: dict | None = None           # see cache.make_cache; None = no tokens but those of a pass
     warm: list | None = None            # first states (B, T, C) of each group; NaN = noise
     keep_states: bool = False           # record the states of all steps
-    passes: list | None = None          # gets the block maps of each decode.run, (B, T, groups)
+    passes: list | None = None          # gets the evals of each decode.run, (B, T, groups)
 
     def hook(self, block):
         """KeysValues.update for a block that runs once; None without a cache."""
@@ -233,23 +233,21 @@ class RecurrentGroup(nn.Module):
         # paper silent: if no step reads the input, only x^(0) can bring it in
         self.x0 = config.x0 if self.adapter.reads_e else 'e'
 
-    def init_state(self, e, noise_seed=0, pos=None):
-        """x^(0) for e (B, T, C) at positions pos (T,), 0 ... T - 1 by default; see as_noise."""
+    def init_state(self, e, noise=0, pos=None):
+        """x^(0) for e (B, T, C) at positions pos (T,), None = 0 ... T - 1. noise: see as_noise."""
         if self.x0 == 'e':
             return e.float()
         if self.x0 == 'zero':
             return torch.zeros_like(e, dtype=torch.float32)
-        noise = as_noise(noise_seed, self.training)
+        # paper: "each time the block is applied"; here once per pass
+        noise = as_noise(noise, self.training)
         return noise.draw(self, e, slice(e.shape[1]) if pos is None else pos)
 
-    def step(self, x, e):
-        """One loop step x^(k-1) -> x^(k), (B, T, C) float32, of tokens that begin at position 0."""
-        return self.step_of_pass(x, self.adapter.from_e(e))
-
-    def step_of_pass(self, x, from_e, hooks=None, pos=None):
+    def step(self, x, from_e, hooks=None, pos=None):
         """
-        The loop step of a pass, for which from_e = adapter.from_e(e) is computed once. hooks: of
-        each block of the core, see KeysValues.update. pos: positions, 0 ... T - 1 by default.
+        One loop step x^(k-1) -> x^(k), (B, T, C) float32. from_e: adapter.from_e(e), computed once
+        for all steps. hooks: of each block of the core, see KeysValues.update. pos: positions, None
+        = 0 ... T - 1.
         """
         before = x
         x = self.adapter.join(x, from_e)
@@ -311,17 +309,17 @@ class RecurrentGroup(nn.Module):
         # is enough for a single pass, where all tokens are at the same step
         cache = plan.cache or {block: KeysValues(1, T) for block in self.core}
 
+        attention = self.core[0].attn           # all blocks of a core read alike
         # With two layers in the core, news travels two windows in a step, and `readers` knows one.
         # A token in the second window then wakes a step later, once one in the first has moved
-        attention = self.core[0].attn
         readers = attention.readers if rule.wake else None
-        # where a token reads few others, it is cheaper to compute the awake tokens alone
+        # to compute the awake alone is cheaper if each reads few, and needs the one slot made above
         if attention.reads_few(T) and plan.cache is None:
             f = self.map_of_awake(e, cache)
         else:
             f = self.map_of_all(e, plan.span, cache)
 
-        diary = []
+        diary = []              # of each step: the numbers of the awake tokens, b T + t
         states = [x]
 
         def record(awake, x):
@@ -331,7 +329,7 @@ class RecurrentGroup(nn.Module):
 
         x, kept, evals = loop(f, x, plan.counts[self.index], rule, logits_of, readers, record)
         for block in self.core:
-            cache[block].fill(plan.span, int(evals.max()))
+            cache[block].fill(plan.span, len(diary))
         steps_used, evals = torch.from_numpy(np.stack((kept, evals))).to(       # one upload
             x.device, non_blocking=x.is_cuda)
         return x, dict(states=torch.stack(states) if plan.keep_states else None,
@@ -339,9 +337,11 @@ class RecurrentGroup(nn.Module):
 
     def map_of_all(self, e, span, cache=None):
         """
-        The block map that computes all tokens in each step: f(x, k) -> the states after step k,
-        like x (B, T, C). In exits.loop f(x, k, at) -> those of the tokens `at` alone (N, C); then x
-        is (B T, C), and the other tokens keep their keys and values.
+        The block map that computes all tokens in each step, for two callers:
+
+            f(x, k)         of forward: x (B, T, C) -> the states after step k (B, T, C)
+            f(x, k, at)     of exits.loop: x (B T, C) -> those of the tokens `at` alone (N, C); the
+                            other tokens keep their keys and values
         """
         B, T, C = e.shape
         # e's share of every step, computed once and outside no_grad: the steps with gradients pass
@@ -357,7 +357,7 @@ class RecurrentGroup(nn.Module):
                 awake = awake.view(B, T)
             # each block writes into its own cache; a partial would be compiled anew for each k
             hooks = [lambda new, kv=kv: kv.update(new, span, k, awake) for kv in caches]
-            x1 = self.step_of_pass(x.view(B, T, C), from_e, hooks, span.pos).view(x.shape)
+            x1 = self.step(x.view(B, T, C), from_e, hooks, span.pos).view(x.shape)
             return x1 if awake is None else x1[at]
         return f
 
@@ -377,7 +377,7 @@ class RecurrentGroup(nn.Module):
             near = attention.near(pos)                                          # (N, window)
             hooks = [partial(cache[block].update_some, B=B, rows=rows[at], places=pos, near=near)
                      for block in self.core]
-            return self.step_of_pass(x[at][None], from_e[at][None], hooks, pos)[0]
+            return self.step(x[at][None], from_e[at][None], hooks, pos)[0]
         return f
 
 

@@ -7,7 +7,7 @@ A recurrent-depth GPT: the model is a list of layers, some of which loop.
     idx -> (wte + wpe) * sqrt(C) -> each of h: Block | RecurrentGroup -> ln_f -> tied head -> logits
 
 Paper: sec. 2 and App. B (12 layers, groups 4 / 5-6 / 7, learned positions, SiLU, sandwich norm).
-Geiping: 3.2 (the sandwich), App. C.1 (init, scale of the embedding).
+Geiping: 3.1 (GPT.hidden), 3.2 (the sandwich), App. C.1 (init, scale of the embedding).
 
     B, T    rows and tokens of a pass
     C, V    n_embd, vocab_size
@@ -33,7 +33,7 @@ LONG = 64       # in rows of more windows than this, the keys of each window are
 
 @dataclass
 class GPTConfig:
-    """The shape of a model, in plain values. The defaults are the paper's (App. B)."""
+    """The shape of a model. The defaults are the paper's (App. B), except for injection."""
     block_size: int = 512
     vocab_size: int = 50304         # GPT-2's 50257, padded to a multiple of 64 for speed
     n_layer: int = 12
@@ -44,7 +44,7 @@ class GPTConfig:
     mean_recurrence: float = 12.0   # r: training loops r + 1 times on average, evaluation r times
     loop_draw: str = 'lognormal'    # loops in training: Geiping's draw, or 'fixed' at r, as later
     bptt_k: int = 8                 # gradients through the last loop steps (Geiping 3.3)
-    injection: str = 'concat'       # how e enters each step: a name in loops.INJECTIONS
+    injection: str = 'concat'       # how e enters, see loops.INJECTIONS; concat_random: the paper's
     x0: str = 'noise'               # a group's first state: 'noise' (Geiping), 'zero' or 'e'
     norm_inside: bool = True        # the core's norm in every step (Geiping); False: after the last
     damping: float = 0.0            # share of the old state that a step keeps, see RecurrentGroup
@@ -180,11 +180,11 @@ class CausalSelfAttention(nn.Module):
             kv (B, end, 2, H, D)        of all tokens; mask (T, end), None = causal
             kv (B, T, W, 2, H, D)       gathered for each token; mask (T, W): which are there
         """
-        mask = None
-        if hook is not None:
-            kv, mask = hook(kv)
+        kv, mask = (kv, None) if hook is None else hook(kv)
+        if kv.dim() == 6:
+            return kv, mask                 # gathered by update_some
         end = kv.shape[1]
-        if kv.dim() == 5 and self.reads_few(end):       # near says which are there, not the mask
+        if self.reads_few(end):             # near says which are there, not the mask
             pos = torch.arange(end, device=kv.device) if pos is None else pos
             kv, mask = self.within_window(kv, pos)
         return kv, mask
@@ -350,7 +350,7 @@ class GPT(nn.Module):
         x = self.wte(idx)
         if self.wpe is not None:
             x = x + self.wpe(pos)
-        # differs from the paper: tokens and positions are scaled (Geiping)
+        # paper silent: Geiping scales the tokens (App. C.1); here positions, too
         return x * math.sqrt(self.config.n_embd) if self.scaled else x
 
     def readout(self, x):
@@ -366,23 +366,24 @@ class GPT(nn.Module):
             x = layer(x, plan.hook(layer), plan.span.pos) if plan else layer(x)
         return self.readout(x)
 
-    def reader(self, rule, plan):
+    def logits_of(self, plan):
         """
-        The logits_of of exits.loop for a rule: the method that rule.reads names. Any but readout
-        gets whole rows (B, T, C), in which the other tokens have the states that they keep.
-        ValueError if this model has no such method.
+        The logits_of of exits.loop: the method that plan.rule.reads names. Any but readout gets
+        whole rows (B, T, C), in which the other tokens have the states that they keep. ValueError
+        if this model has no such method.
         """
+        rule = plan.rule
         if not hasattr(self, rule.reads):
             raise ValueError(f"the exit rule '{rule.name}' needs a model with the method "
                              f'{rule.reads}, see zoo/')
         if rule.reads == 'readout':
             return lambda states, at, x: self.readout(states)
-        read = getattr(self, rule.reads)
+        method = getattr(self, rule.reads)
 
         def of_whole_rows(states, at, x):
             x = x.clone()
             x[at] = states
-            logits = read(x.view(-1, len(plan.span.pos), x.shape[-1]), plan)    # (B, T, any)
+            logits = method(x.view(-1, len(plan.span.pos), x.shape[-1]), plan)      # (B, T, any)
             return logits.flatten(0, 1)[at]
         return of_whole_rows
 
@@ -446,7 +447,7 @@ class GPT(nn.Module):
         if idx.shape[1] > self.config.block_size:
             raise ValueError(f'a sequence of {idx.shape[1]} tokens does not fit block_size = '
                              f'{self.config.block_size}')
-        logits_of = self.reader(plan.rule, plan) if plan.rule else None
+        logits_of = self.logits_of(plan) if plan.rule else None     # only kl and the like call it
         x = self.embed(idx, plan.span.pos)
         results = []
         for layer in self.h:
@@ -480,7 +481,7 @@ class GPT(nn.Module):
         import decode
         if self.training:           # each pass would draw other loop counts and other noise
             raise ValueError('text is written in evaluation only: call model.eval() first')
-        decoder = decode.decoder_of(decoder)
+        decoder = decode.decoder_of(decoder) or decode.OneByOne()
         rule, cache, _ = choose(exit, cache=cache, decoder=decoder, rows=self.exit_rows)
         plan = Plan(self.loop_counts(n_loop, rule is not None), rule, as_noise(noise_seed))
         return decode.stream(self, idx, max_new_tokens, plan, decoder, cache, seed=seed,
@@ -500,7 +501,7 @@ def compile_layers(model):
     # three graphs for each core length: no gradients, the first step with them, later ones
     torch._dynamo.config.recompile_limit = 64
     for layer in model.h:
-        name = 'step_of_pass' if isinstance(layer, RecurrentGroup) else 'forward'
+        name = 'step' if isinstance(layer, RecurrentGroup) else 'forward'
         setattr(layer, name, torch.compile(getattr(layer, name)))
 
 

@@ -12,7 +12,7 @@ It needs only a checkpoint, not the data, and uses a pretrained one if you have 
 
 Paper: sec. 4 (exit rules), Algorithm 1 (accel).
 
-    T    tokens of a problem
+    B, T    problems, tokens of a problem
 """
 import time
 from dataclasses import replace
@@ -38,7 +38,7 @@ out_dir: str | None = None  # None = out, or pretrained/text if you have trained
 start: str | None = '\n'    # the prompt or a problem, or FILE:prompt.txt; None = a new document
 num_samples: Count = 1      # side by side, but for waves and drafts
 num_starts: Count = 1       # of a problem whose answers can be checked: tries, from other noise
-max_new_tokens = 300
+max_new_tokens = 300        # of a text
 temperature: float = 0.8    # 0 = greedy
 top_k: int | None = None    # sample among the k likeliest tokens; None = all
 length: int | None = None   # tokens (needs rotary positions); None = as in training
@@ -49,8 +49,7 @@ tau: float | None = None    # its threshold; None = see exits.choose
 wake: bool | None = None    # may a token that has exited wake? None = on a task with cache exact
 n_loop: int | list | None = None    # None = mean_recurrence; with a rule 30, 2 T + 100 if it wakes
 cache: str | int = 'auto'   # exact, latest, or a number of slots; auto = what the decoder needs
-decoder: str | None = None  # a name in decode.DECODERS, such as wave:width=8; None = drafts where
-                            # they write the text of one_by_one and only one is asked for
+decoder: str | None = None  # one of decode.DECODERS, as wave:width=8; None = drafts or one_by_one
 seed: Natural = 1337        # of the tokens drawn, or of the problems
 compile = False             # compiled passes: worth it on a GPU, or for thousands of tokens
 show_steps: bool | None = None  # colour tokens by their loop steps; None = pictures, on a terminal
@@ -60,15 +59,15 @@ device = 'auto'
 
 # how to decode ------------------------------------------------------------------------------------
 
-def plan_of(model, way=None, task=None, T=None):
+def plan_of(model, chosen=None, task=None, T=None):
     """
-    The knobs -> a Plan, its cache, and both in words: 'at most 30 loops, accel with tau = 1'. way:
-    a Decoder. task: of a problem of T tokens, None = a text.
+    The knobs -> a Plan, its cache, and both in words: 'at most 30 loops, accel with tau = 1'.
+    chosen: the Decoder of a text. task: of a problem of T tokens, None = a text.
     """
     wakes = wake
     if wakes is None:
         wakes = bool(exit) and task is not None and cache in ('auto', 'exact')
-    rule, policy, source = choose(exit, tau, wakes, cache, way, model.exit_rows)
+    rule, policy, source = choose(exit, tau, wakes, cache, chosen, model.exit_rows)
     budget = n_loop
     if budget is None and task is not None:
         budget = task.budget(T, wakes)
@@ -100,42 +99,25 @@ def answer_problems(model, checkpoint):
 
     check(num_starts == 1 or problems.task.valid, f'the task {problems.name} cannot check its '
           'answers: leave out --num_starts')
-    idx = torch.from_numpy(x).to(model.lm_head.weight.device)
     torch.manual_seed(seed)             # for a rule that tosses coins
-    guesses = np.zeros_like(x)                                                  # (B, T)
-    kept = np.zeros((*x.shape, len(model.groups)), dtype=int)
-    steps = np.zeros(x.shape)
-    left = np.arange(len(x))            # the problems that are not solved yet
-    for attempt in range(num_starts):
-        logits, last, evals = decode.read(model, idx[left], replace(plan, noise=as_noise(attempt)),
-                                          policy)
-        guesses[left] = logits.argmax(-1).cpu()
-        kept[left] = last.cpu()
-        steps[left] = evals.float().mean(-1).nan_to_num().cpu()     # a plain model has none
-        if num_starts > 1:
-            left = left[~problems.task.valid(x[left], guesses[left])]
-            if not len(left):
-                break
+    guesses, kept, evals = answers_of(model, problems, x, plan, policy)
 
     has_picture = problems.task.picture is not None
     in_colour = has_picture and colours_are_shown() if show_steps is None else show_steps
     for b in range(len(x)):
-        print_problem(problems, x[b], y[b], guesses[b], steps[b], in_colour)
+        print_problem(problems, x[b], y[b], guesses[b], evals[b], in_colour)
     asked = y != NOT_ASKED
     if asked.any():
         right = (guesses == y)[asked]
         marked = 'a ! beside wrong ones' if has_picture else 'wrong ones as !word!'
         print(f'--- {right.sum()} of {right.size} answers right, {100 * right.mean():.1f}%; '
               f'{marked}')
-    sentence = f'a token was computed {steps.mean():.1f} times'
     if depth is not None:
         in_one_pass = policy == 'exact' and model.groups
-        deepest = deepest_answer(y, depth, guesses, kept if in_one_pass else None)
-        sentence = f'{deepest}; {sentence}'
-    print(sentence)
+        print(deepest_answer(y, depth, guesses, kept if in_one_pass else None), end='; ')
+    print(f'a token was computed {evals.mean():.1f} times')
     if plan.rule and (kept == plan.counts).any():
-        # if the rule keeps the step that triggers, a token that it stopped in the very last step is
-        # among them
+        # also tokens that the rule stopped in the very last step, if it keeps the one that triggers
         print('some tokens took the whole budget: a larger --n_loop may change them')
     order = 'all tokens together'
     if policy != 'exact':
@@ -143,6 +125,27 @@ def answer_problems(model, checkpoint):
     print(f'read: {order}, {words}')
     if in_colour:
         print_legend()
+
+
+def answers_of(model, problems, x, plan, policy):
+    """
+    Problems x (B, T) -> the model's answers (B, T), the loop steps kept (B, T, groups), and those
+    computed, on average over the groups (B, T). It tries num_starts times what is not solved.
+    """
+    idx = torch.from_numpy(x).to(model.lm_head.weight.device)
+    guesses = np.zeros_like(x)
+    kept, evals = np.zeros((2, *x.shape, len(model.groups)), dtype=int)
+    left = np.arange(len(x))            # the problems that are not solved yet
+    for attempt in range(num_starts):
+        logits, *steps = decode.read(model, idx[left], replace(plan, noise=as_noise(attempt)),
+                                     policy)
+        guesses[left] = logits.argmax(-1).cpu()
+        kept[left], evals[left] = torch.stack(steps).cpu()
+        if num_starts > 1:
+            left = left[~problems.task.valid(x[left], guesses[left])]
+            if not len(left):
+                break
+    return guesses, kept, evals.sum(-1) / max(1, len(model.groups))     # a plain model has none
 
 
 def deepest_answer(y, depth, guesses, kept=None):
@@ -175,33 +178,32 @@ def write_text(model, checkpoint):
         print(f'the prompt has {len(prompt)} tokens: its last {block_size} (block_size) are used')
 
     # how it is continued
-    way = decode.decoder_of(decoder)
-    check(not isinstance(way, decode.Drafts) or way.check is None, 'the loops of the check are '
-          '--n_loop: leave check out of --decoder')
-    plan, policy, words = plan_of(model, way)
-    if way is None:
-        # drafts are the fastest decoder that writes the very text of the loop budget
-        may_draft = plan.rule is None and policy == 'exact' and num_samples == 1
-        can_draft = min(plan.counts, default=1) > 1
-        way = decode.Drafts() if may_draft and can_draft else decode.OneByOne()
-    check(not compile or plan.rule is None or isinstance(way, (decode.Drafts, decode.Wave)),
+    chosen = decode.decoder_of(decoder)
+    check(not isinstance(chosen, decode.Drafts) or chosen.check is None, 'the loops of the check '
+          'are --n_loop: leave check out of --decoder')
+    if chosen is None:
+        # drafts are the fastest decoder that writes the very text of fixed loops
+        may_draft = exit is None and cache in ('auto', 'exact') and num_samples == 1
+        can_draft = min(model.loop_counts(n_loop), default=1) > 1
+        chosen = decode.Drafts() if may_draft and can_draft else decode.OneByOne()
+    plan, policy, words = plan_of(model, chosen)
+    check(not compile or plan.rule is None or isinstance(chosen, (decode.Drafts, decode.Wave)),
           'a pass with an exit rule is not compiled: leave out --compile')
-    label = way.in_words(plan, f'{words}, cache {policy}')
 
     # some decoders work on one row; otherwise all samples are decoded side by side
-    n_rows = 1 if way.one_row else num_samples
+    n_rows = 1 if chosen.one_row else num_samples
     idx = torch.tensor([prompt] * n_rows, device=model.lm_head.weight.device)
     decode.use_one_thread(model)
     if compile:
         from compiled import compile_passes
         print('compiling: up to a minute, in which nothing is written')
-        compile_passes(model, way.widths)
-        list(decode.stream(model, idx, 32, plan, way, policy, temperature=0))       # compiles
+        compile_passes(model, chosen.widths)
+        list(decode.stream(model, idx, 32, plan, chosen, policy, temperature=0))       # compiles
     in_colour = show_steps and model.groups
     for first in range(0, num_samples, n_rows):
         begin = time.perf_counter()
         torch.manual_seed(seed + first)         # for a rule that tosses coins
-        tokens = decode.stream(model, idx, max_new_tokens, plan, way, policy,
+        tokens = decode.stream(model, idx, max_new_tokens, plan, chosen, policy,
                                seed=seed + first, temperature=temperature, top_k=top_k)
         if n_rows > 1:      # they are written side by side, so they are printed when all are there
             tokens = list(tokens)
@@ -209,10 +211,10 @@ def write_text(model, checkpoint):
         for b in range(n_rows):
             steps = print_row(tokens, b, encoding, text, in_colour)             # (n, groups)
             n_tokens += len(steps)
-            print(f'--- {label}')
+            print('--- ' + chosen.in_words(plan, f'{words}, cache {policy}'))
             if model.groups:
                 means = zip(steps.mean(dim=0).tolist(), model.config.groups)
-                print('mean loop steps '
+                print('mean loop steps kept: '
                       + ', '.join(f'{mean:.2f} in group {group}' for mean, group in means))
         print(f'{n_tokens / (time.perf_counter() - begin):.1f} tokens/s')
     if in_colour:
@@ -220,31 +222,28 @@ def write_text(model, checkpoint):
 
 
 def print_row(stream, b, encoding, text, in_colour):
-    """
-    Print the prompt `text` and the tokens of row b as they come, up to an end of text -> their loop
-    steps (n, groups).
-    """
+    """Print the prompt `text` and row b as it comes, up to its end -> loop steps (n, groups)."""
     steps = []
-    known = encoding.encode(text)
-    said = encoding.decode(known)       # of which all is printed
+    tokens_so_far = encoding.encode(text)
+    printed = encoding.decode(tokens_so_far)
     new_tokens = ((token, used) for tokens, steps_used in stream
                   for token, used in zip(tokens[b].tolist(), steps_used[b].float()))
     for token, used in new_tokens:
-        if not steps:
+        if not steps:           # with the first token, so that an error prints no prompt
             print(text, end='')
         steps.append(used)
         if token < encoding.n_vocab:        # some tokens of a padded vocabulary have no text
-            known.append(token)
+            tokens_so_far.append(token)
         # all of it again, since a token alone may lack its blank, or be a part of a letter
-        now = encoding.decode(known)
-        if now.endswith('\ufffd'):
+        decoded = encoding.decode(tokens_so_far)
+        if decoded.endswith('\ufffd'):
             continue
-        piece = now[len(said):]
-        said = now
-        print(paint(piece, used.mean().item()) if in_colour else piece, end='', flush=True)
+        new_text = decoded[len(printed):]
+        print(paint(new_text, used.mean().item()) if in_colour else new_text, end='', flush=True)
+        printed = decoded
         if token in encoding.ends:
             break
-    print(encoding.decode(known)[len(said):])
+    print(encoding.decode(tokens_so_far)[len(printed):])
     return torch.stack(steps)
 
 

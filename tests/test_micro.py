@@ -82,7 +82,7 @@ def test_sleep_and_waking(wake, tau):
 
     def f(x, who):
         awake.append(who)
-        return group.step(x, e)
+        return group.step(x, group.adapter.from_e(e))
 
     def readers(moved):
         return moved | F.pad(moved, (1, -1)) | F.pad(moved, (2, -2))

@@ -79,7 +79,7 @@ def by_hand(model, prompt, new, width, steps, rule, n_loop, seed):
             made.append([wave[n]['passes'] * steps for _ in groups])
             row.append(said[n])
             n += 1
-        trace.append(dict(position=first, inputs=[one['input'] for one in wave], tokens=said,
+        trace.append(dict(place=first, inputs=[one['input'] for one in wave], tokens=said,
                           leave=n, age=[one['age'] for one in wave]))
         for one, token in zip(wave[1:], said):
             if one['input'] != token:
