@@ -121,9 +121,9 @@ def read(model, idx, plan, cache='exact'):
     """
     Given tokens idx (B, T) -> logits (B, T, V), loop steps kept and computed (B, T, groups).
 
-    cache: with 'exact' the result is that of one pass, so it is one pass, and no cache is made. With
-    any other (see cache.slots_of) they are read one after another. ValueError for a rule that wakes
-    with another cache than 'exact'.
+    cache: with 'exact' the result is that of one pass, so it is one pass, and no cache is made.
+    With any other (see cache.slots_of) they are read one after another. ValueError for a rule that
+    wakes with another cache than 'exact'.
     """
     T = idx.shape[1]
     width = T
@@ -292,9 +292,9 @@ class Wave(Decoder):
         pass 16                        f4   _3   t2   h1   p1   m1
         pass 17                       [f5]  _4   t3   h2   e1   e1   _1
 
-    In brackets: the token leaves the wave. Its input is certain: all tokens before it have left, and
-    it reads what the last of them predicts. And the plan's rule has triggered in every group. (The
-    first token leaves after the plan's loop budget at the latest.)
+    In brackets: the token leaves the wave. Its input is certain: all tokens before it have left,
+    and it reads what the last of them predicts. And the plan's rule has triggered in every group.
+    (The first token leaves after the plan's loop budget at the latest.)
     In each pass a token joins at the end. In pass 13 column 5 turns from o to f, so in pass 14
     column 6 has a new input: it keeps its states, and counts from 1 again (its _1; _ is a space).
 
