@@ -209,6 +209,9 @@ def where_to_start():
     if eval_only:
         checkpoint = read_checkpoint(init_from or out_dir)
         earlier = checkpoint['config'] | checkpoint['model_args']
+        shape = checkpoint['model_args'].keys() - {'block_size'}
+        check(not shape & settings.flags, '--eval_only takes the model as it was trained: leave '
+              f"out {', '.join(shape & settings.flags)}")
     elif resume and os.path.exists(f'{out_dir}/ckpt.pt'):
         checkpoint = read_checkpoint(out_dir)
         check('optimizers' in checkpoint, f'{out_dir}/ckpt.pt holds weights alone: start from it '
