@@ -90,14 +90,14 @@ class KeysValues:
         # like kv[slot], of which torch.compile would make a graph for each slot
         return self.kv.select(0, slot)[:, :span.end], span.mask
 
-    def update_some(self, new, B, rows, places, near):
+    def update_some(self, new, B, rows, pos, near):
         """
-        The same for N tokens alone, at places (N,) of rows (N,), in a cache of one slot and B rows.
-        new (1, N, 2, H, D). near (N, W): the places that each of them reads, below 0 = none ->
+        The same for N tokens alone, at pos (N,) of rows (N,), in a cache of one slot and B rows.
+        new (1, N, 2, H, D). near (N, W): the positions that each of them reads, below 0 = none ->
         what each reads (1, N, W, 2, H, D), and which of these are there (N, W).
         """
         self.allocate(B, new)
-        self.kv[0, rows, places] = new[0]
+        self.kv[0, rows, pos] = new[0]
         return self.kv[0, rows[:, None], near.clamp(min=0)][None], near >= 0
 
     def fill(self, span, k):

@@ -119,7 +119,7 @@ class Exit:
     hits: int = 1
     keep: bool = True           # the state after the step that triggered? Algorithm 1: before it
     wake: bool = False          # asleep until a token that it reads moves, see loop
-    reads: str = 'readout'      # the model's method behind logits_of, see GPT.logits_of
+    reads: str = 'readout'      # the model's method behind logits_of, see GPT.logits_at
     name: str = ''
 
     def observe(self, x0, x1, memo, logits_of):
@@ -134,8 +134,8 @@ class Exit:
     def is_small(self, value, x1, evals):
         """
         Algorithm 1, line 7: is the signal below tau? A NumPy array (N,). value (N,): the signal
-        after the step to x1 (N, C); evals (N,): how many steps each token has computed. ValueError
-        if a value is NaN because a state is not finite, or after three steps.
+        after the step to x1 (N, C); evals: an int, or (N,): how many steps each token has computed.
+        ValueError if a value is NaN because a state is not finite, or after three steps.
         """
         value = value.numpy(force=True)         # waits for the device
         unknown = np.isnan(value)
@@ -236,7 +236,7 @@ def choose(rule=None, tau=None, wake=False, cache='auto', decoder=None, rows=())
 
 # many tokens at once ------------------------------------------------------------------------------
 
-def loop(f, x, k_max, rule, logits_of=None, readers=None, record=None):
+def loop(f, x, k_max, rule, logits_at=None, readers=None, record=None):
     """
     Loop from x^(0) (B, T, C) until no token is awake, for k_max steps at most. Returns the last
     states (B, T, C), and two NumPy arrays (B, T): the number of the last step kept, which counts
@@ -244,7 +244,7 @@ def loop(f, x, k_max, rule, logits_of=None, readers=None, record=None):
 
     f(x, k, at): step k of the tokens `at` -> their states after it (N, C). x (B T, C): the states
     of all tokens; `at` (N,) numbers those that are awake, b T + t.
-    logits_of(states, at, x): the logits of the tokens `at` in these states (N, C).
+    logits_at(states, at, x): the logits of the tokens `at` in these states (N, C).
     readers(moved): who moved and who reads one of them, (B, T) -> (B, T); None = nobody wakes.
     record(awake, x): called after each step with who was awake (B, T), and all states (B T, C).
 
@@ -268,9 +268,9 @@ def loop(f, x, k_max, rule, logits_of=None, readers=None, record=None):
     kept, evals = np.zeros((2, B, T), dtype=int)    # the last step kept, steps computed
     for k in range(1, k_max + 1):
         # a step of the tokens that are awake, and its signal
-        at = places(awake, x)
+        at = numbers_of(awake, x)
         x1 = f(x, k, at)                            # (N, C)
-        value, memos = signal_at(rule, x1, memos, at, x, logits_of)
+        value, memos = signal_at(rule, x1, memos, at, x, logits_at)
         evals += awake
         streak[awake] = (streak[awake] + 1) * rule.is_small(value, x1, evals[awake])
 
@@ -280,17 +280,19 @@ def loop(f, x, k_max, rule, logits_of=None, readers=None, record=None):
 
         # Algorithm 1 throws the step that triggered away
         takes = awake if rule.keep else awake & next_awake
-        x[places(takes, x)] = x1[places(takes[awake], x)]       # x1 has rows of the awake alone
+        rows = numbers_of(takes[awake], x)      # of x1, which holds the awake alone
+        x[at[rows]] = x1[rows]
         kept[takes] = k
         if record:
             record(awake, x)
 
-        # who falls asleep takes one step of length 0, from x to x: its signal is dropped, its memo
-        # stays, so that after waking the next signal starts there
+        # who falls asleep rests: a step from x to x. Only its memo is used (for accel an update of
+        # 0), so the first signal after waking compares with rest, and not with a step that was
+        # thrown away
         falls = awake & ~next_awake
         if readers and memos is not None and falls.any():
-            at = places(falls, x)
-            _, memos = signal_at(rule, x[at], memos, at, x, logits_of)
+            at = numbers_of(falls, x)
+            _, memos = signal_at(rule, x[at], memos, at, x, logits_at)
         awake = next_awake
         if not awake.any():
             break
@@ -298,24 +300,24 @@ def loop(f, x, k_max, rule, logits_of=None, readers=None, record=None):
     return x.view(B, T, C), kept, evals
 
 
-def places(mask, like):
+def numbers_of(mask, like):
     """The numbers of the True places in a NumPy mask, a tensor (N,) on the device of `like`."""
     at = torch.from_numpy(mask.ravel().nonzero()[0])
     return at.to(like.device, non_blocking=like.is_cuda)
 
 
-def signal_at(rule, x1, memos, at, x, logits_of):
+def signal_at(rule, x1, memos, at, x, logits_at):
     """
     The signal of the tokens `at` in their step from x (B T, C) to x1 (N, C) -> its value (N,), and
     the memos of all tokens (B T, any).
     """
     memo = None if memos is None else memos[at]
-    logits_of = partial(logits_of, at=at, x=x) if logits_of else None
+    logits_of = partial(logits_at, at=at, x=x) if logits_at else None
     value, memo = rule.observe(x[at], x1, memo, logits_of)
     if memo is None:
         return value, None
     if memos is None:                                   # the first step, which all tokens take
-        return value, memo.clone()                      # a copy: a signal may return x1 itself
+        return value, memo
     memos[at] = memo
     return value, memos
 
@@ -341,7 +343,7 @@ def main():
 
         rule = replace(make_exit(name, tau), signal=signal)
         _, kept, evals = loop(lambda x, k, at: 0.7 * x @ turn.T, start[None, None], 16, rule,
-                              logits_of=lambda states, at, x: states)
+                              logits_at=lambda states, at, x: states)
         print(f'{name:10s} {tau:5g} {kept.item():5d} {evals.item():9d}  {" ".join(values)}')
     _, k = algorithm_1(lambda x: 0.7 * turn @ x, start, TAUS['accel'], 16)
     print(f'\nalgorithm_1 keeps {k} steps, like accel. Every step shrinks by the same factor, so '

@@ -270,7 +270,7 @@ class RecurrentGroup(nn.Module):
         """The last state -> what the next layer gets."""
         return x if self.norm_inside else self.norm(x)
 
-    def forward(self, e, plan, logits_of=None):
+    def forward(self, e, plan, logits_at=None):
         """
         e (B, T, C) -> what the next layer gets (B, T, C), and the results of the group, a dict:
 
@@ -281,7 +281,7 @@ class RecurrentGroup(nn.Module):
             awake           with a rule: a list of arrays, the numbers b T + t of the tokens that
                             were computed in each step
 
-        logits_of: see exits.loop. ValueError for a rule while training.
+        logits_at: see exits.loop. ValueError for a rule while training.
         """
         e = e.float()
         n_loop = plan.counts[self.index]
@@ -291,7 +291,7 @@ class RecurrentGroup(nn.Module):
             x = torch.where(warm.isnan(), x, warm)
 
         if plan.rule is not None:
-            x, result = self.loop_with_exits(x, e, plan, logits_of)
+            x, result = self.loop_with_exits(x, e, plan, logits_at)
             return self.output(x), dict(e=e, x=x) | result
 
         f = self.map_of_all(e, plan.span, plan.cache)
@@ -306,7 +306,7 @@ class RecurrentGroup(nn.Module):
         steps = torch.full(e.shape[:2], n_loop, device=e.device)
         return self.output(x), dict(e=e, x=x, states=states, steps_used=steps, evals=steps)
 
-    def loop_with_exits(self, x, e, plan, logits_of):
+    def loop_with_exits(self, x, e, plan, logits_at):
         """Loop from x^(0) (B, T, C) until no token is awake -> the last states, and the results."""
         if self.training:
             raise ValueError('an exit rule works in evaluation only: call model.eval() first')
@@ -317,14 +317,23 @@ class RecurrentGroup(nn.Module):
         cache = plan.cache or {block: KeysValues(1, T) for block in self.core}
 
         attention = self.core[0].attn           # all blocks of a core read alike
-        # With two layers in the core, news travels two windows in a step, and `readers` knows one.
-        # A token in the second window then wakes a step later, once one in the first has moved
+        # exact for cores of one layer, as in pretrained/calc. With two, news travels two windows a
+        # step; a token in the second window wakes a step later, once one in the first has moved
         readers = attention.readers if rule.wake else None
         # to compute the awake alone is cheaper if each reads few, and needs the one slot made above
         if attention.reads_few(T) and plan.cache is None:
             f = self.map_of_awake(e, cache)
         else:
-            f = self.map_of_all(e, plan.span, cache)
+            step = self.map_of_all(e, plan.span, cache)
+
+            def f(x, k, at):
+                awake = None                    # all of them
+                if len(at) < B * T:
+                    awake = torch.zeros(B * T, dtype=torch.bool, device=x.device)
+                    awake[at] = True
+                    awake = awake.view(B, T)
+                x1 = step(x.view(B, T, C), k, awake).flatten(0, 1)
+                return x1 if awake is None else x1[at]
 
         diary = []              # of each step: the numbers of the awake tokens, b T + t
         states = [x]
@@ -334,7 +343,7 @@ class RecurrentGroup(nn.Module):
             if plan.keep_states:
                 states.append(x.view(B, T, C).clone())
 
-        x, kept, evals = loop(f, x, plan.counts[self.index], rule, logits_of, readers, record)
+        x, kept, evals = loop(f, x, plan.counts[self.index], rule, logits_at, readers, record)
         for block in self.core:
             cache[block].fill(plan.span, len(diary))
         steps_used, evals = torch.from_numpy(np.stack((kept, evals))).to(       # one upload
@@ -344,33 +353,23 @@ class RecurrentGroup(nn.Module):
 
     def map_of_all(self, e, span, cache=None):
         """
-        The block map that computes all tokens in each step, for two callers:
-
-            f(x, k)         of forward: x (B, T, C) -> the states after step k (B, T, C)
-            f(x, k, at)     of exits.loop: x (B T, C) -> those of the tokens `at` alone (N, C); the
-                            other tokens keep their keys and values
+        The block map that computes all tokens: f(x, k, awake), x (B, T, C) -> the states after step
+        k (B, T, C). Tokens that are not awake (B, T) keep their keys and values; None = all are.
         """
-        B, T, C = e.shape
         # e's share of every step, computed once and outside no_grad: the steps with gradients pass
         # them on to e. Under autocast a product is bf16, and the state must stay float32
         from_e = self.adapter.from_e(e).to(e.dtype)
         caches = [cache[block] for block in self.core] if cache else []
 
-        def f(x, k, at=None):
-            awake = None                        # all of them
-            if at is not None and len(at) < B * T:
-                awake = torch.zeros(B * T, dtype=torch.bool, device=x.device)
-                awake[at] = True
-                awake = awake.view(B, T)
+        def f(x, k, awake=None):
             # each block writes into its own cache; a partial would be compiled anew for each k
             hooks = [lambda new, kv=kv: kv.update(new, span, k, awake) for kv in caches]
-            x1 = self.step(x.view(B, T, C), from_e, hooks, span.pos).view(x.shape)
-            return x1 if awake is None else x1[at]
+            return self.step(x, from_e, hooks, span.pos)
         return f
 
     def map_of_awake(self, e, cache):
         """
-        The same map of exits.loop, which computes the tokens `at` alone: for an attention that
+        The block map of exits.loop, which computes the tokens `at` alone: for an attention that
         reads few places, and tokens that begin at position 0.
         """
         B, T, _ = e.shape
@@ -382,7 +381,7 @@ class RecurrentGroup(nn.Module):
         def f(x, k, at):
             pos = positions[at]                                                 # (N,)
             near = attention.near(pos)                                          # (N, window)
-            hooks = [partial(cache[block].update_some, B=B, rows=rows[at], places=pos, near=near)
+            hooks = [partial(cache[block].update_some, B=B, rows=rows[at], pos=pos, near=near)
                      for block in self.core]
             return self.step(x[at][None], from_e[at][None], hooks, pos)[0]
         return f

@@ -207,7 +207,7 @@ class CausalSelfAttention(nn.Module):
         return 0.0
 
     def near(self, pos):
-        """The places (T, any) that tokens at positions pos (T,) read, each once; below 0 = none."""
+        """The positions (T, any) that tokens at pos (T,) read, each once; below 0 = none."""
         return pos[:, None] - torch.arange(self.window - 1, -1, -1, device=pos.device)
 
     def readers(self, moved):
@@ -366,9 +366,9 @@ class GPT(nn.Module):
             x = layer(x, plan.hook(layer), plan.span.pos) if plan else layer(x)
         return self.readout(x)
 
-    def logits_of(self, plan):
+    def logits_at(self, plan):
         """
-        The logits_of of exits.loop: the method that plan.rule.reads names. Any but readout gets
+        The logits_at of exits.loop: the method that plan.rule.reads names. Any but readout gets
         whole rows (B, T, C), in which the other tokens have the states that they keep. ValueError
         if this model has no such method.
         """
@@ -447,12 +447,12 @@ class GPT(nn.Module):
         if idx.shape[1] > self.config.block_size:
             raise ValueError(f'a sequence of {idx.shape[1]} tokens does not fit block_size = '
                              f'{self.config.block_size}')
-        logits_of = self.logits_of(plan) if plan.rule else None     # only kl and the like call it
+        logits_at = self.logits_at(plan) if plan.rule else None     # only kl and the like call it
         x = self.embed(idx, plan.span.pos)
         results = []
         for layer in self.h:
             if isinstance(layer, RecurrentGroup):
-                x, result = layer(x, plan, logits_of)
+                x, result = layer(x, plan, logits_at)
                 results.append(result)
             else:
                 x = layer(x, plan.hook(layer), plan.span.pos)

@@ -68,7 +68,8 @@ def plan_of(model, chosen=None, task=None, T=None):
     wakes = wake
     if wakes is None:
         wakes = bool(exit) and task is not None and cache in ('auto', 'exact')
-    rule, policy, source = choose(exit, tau, wakes, cache, chosen, model.exit_rows)
+    rule, policy, source = choose(exit, tau, wake=wakes, cache=cache, decoder=chosen,
+                                  rows=model.exit_rows)
     budget = n_loop
     if budget is None and task is not None:
         budget = task.budget(T, wakes)
@@ -131,7 +132,8 @@ def answer_problems(model, checkpoint):
 def answers_of(model, problems, x, plan, policy):
     """
     Problems x (B, T) -> the model's answers (B, T), the loop steps kept (B, T, groups), and those
-    computed, on average over the groups (B, T). It tries num_starts times what is not solved.
+    computed, on average over the groups (B, T). Problems that are not solved are tried again,
+    num_starts times in all.
     """
     idx = torch.from_numpy(x).to(model.lm_head.weight.device)
     guesses = np.zeros_like(x)

@@ -163,12 +163,12 @@ def loop(f, x, k_max, rule, read=None):
     def f_at(x, k, at):
         return f(x.view(shape), k).flatten(0, 1)[at]
 
-    def logits_of(states, at, x):
+    def logits_at(states, at, x):
         x = x.clone()
         x[at] = states
         return read(x.view(shape)).flatten(0, 1)[at]
 
-    x, *counts = exits.loop(f_at, x, k_max, rule, logits_of)
+    x, *counts = exits.loop(f_at, x, k_max, rule, logits_at)
     return x, *map(torch.from_numpy, counts)
 
 
