@@ -33,8 +33,8 @@ import data
 import decode
 import tasks
 from common.checkpoint import open_run, stored_exits
-from common.configurator import configure
-from common.distributed import pick_device
+from common.configurator import build, configure
+from common.distributed import pick_device, use_one_thread
 from common.errors import check, run
 from common.evaluation import windows_at_once
 from common.files import write_csv, write_json
@@ -126,6 +126,16 @@ class Method:
         return Plan(model.loop_counts(self.n_loop), self.rule, as_noise(seed))
 
 
+@dataclass
+class Drafts(decode.Drafts):
+    """check: the loop budget; None = n_loop."""
+    check: int | None = None
+
+
+def decoder_of(call):
+    return build(call, decode.DECODERS | dict(drafts=Drafts), 'decoder')
+
+
 def methods_of(model, task=None):
     """What the knobs ask for, the full budget first. task: a tasks.Task; None = a text."""
     if not model.groups:
@@ -145,10 +155,10 @@ def methods_of(model, task=None):
             methods += [Method(budget, policy, rule) for rule in rules_of(wakes, policy)]
     if n_prompts and not task:          # decoders write texts
         for call in values_of('decoder'):
-            way = decode.decoder_of(call)
-            most = isinstance(way, decode.Drafts) and way.check or budget
-            policy = way.cache or 'exact'
-            of_rules = rules_of(False, policy, way) if way.rule else [None]
+            way = decoder_of(call)
+            most = isinstance(way, Drafts) and way.check or budget
+            policy = way.needs_cache or 'exact'
+            of_rules = rules_of(False, policy, way) if way.default_rule else [None]
             methods += [Method(most, policy, rule, call) for rule in of_rules]
     for method in methods:
         method.plan(model)              # ValueError for a budget that no model takes
@@ -233,7 +243,7 @@ def time_to_write(model, method, prompt, n_new):
     torch.manual_seed(seed)
     passes = []                         # of each pass the loop steps computed, (1, T, groups)
     plan = replace(method.plan(model), passes=passes)
-    decoder = decode.decoder_of(method.decoder)
+    decoder = decoder_of(method.decoder)
     stream = decode.stream(model, prompt, n_new, plan, decoder, method.cache, temperature=0)
     tokens = [next(stream)[0]]          # this also reads the prompt
     passes.clear()
@@ -282,10 +292,10 @@ def measure(model, methods, idx, targets, prompts, path, is_task, deepest=None):
         print(f"{row['name']}: {cost:+.4f} nats, {100 * row['accuracy']:.2f}% right, "
               f"{row['mean_evals']:.2f} loop steps", flush=True)
 
-    decode.use_one_thread(model)        # for the times; quality may use all cores
+    use_one_thread(model)        # for the times; quality may use all cores
     if compile and len(prompts):
         from compiled import compile_passes
-        decoders = [decode.decoder_of(method.decoder) for method in methods]
+        decoders = [decoder_of(method.decoder) for method in methods]
         compile_passes(model, set().union(*(decoder.widths for decoder in decoders)))
         for method in methods:          # the first call compiles
             time_to_write(model, method, prompts[0], new_tokens)

@@ -1,11 +1,11 @@
 """
-Compiled and recorded passes of a text that is written; sample.py and bench.py load it by --compile.
+Compiled and recorded passes for writing text; sample.py and bench.py load it with --compile.
 
     python sample.py --compile          fixed loops, drafts and waves
 
 A graph is made for each width and loop count of a pass, at any place in the text. On CUDA the
-passes are recorded as CUDA graphs. A pass with an exit rule stays as it is, since the host decides
-after each loop step and compiling saves next to nothing; so does reading a prompt.
+passes are recorded as CUDA graphs. A pass with an exit rule stays eager: the host decides after
+each step, so compiling saves next to nothing. The pass that reads a prompt stays eager, too.
 """
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ class Recorded:
             self.cache = plan.cache
             self.graphs = {}
         inputs = [idx, plan.span.pos, plan.span.mask, *(plan.warm or [])]
-        setting = idx.shape, tuple(plan.counts), len(inputs)
+        setting = idx.shape, tuple(plan.counts), bool(plan.warm)
         if setting not in self.graphs:
             self.graphs[setting] = None         # this call initialises the kernels
             return self.run(idx, plan)

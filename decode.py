@@ -12,10 +12,10 @@ Geiping: App. D.6 (warm start), 5 (drafts: self-speculation). Geiping et al. 202
     B, T, V     rows; tokens of a pass; vocab_size
     G, C, w     groups; width of the model; columns of a wave
     place       of a token in the whole text; its position is that in the context window
-    plan        a loops.Plan: the loop budget, the rule, the noise and the cache of all passes
+    plan        a loops.Plan: the loop budget, the rule and the noise of all passes; its cache is
+                made here
 """
 import math
-import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -30,12 +30,12 @@ from loops import derived_seed, of_groups
 
 
 @torch.no_grad()
-def stream(model, idx, n_new, plan, decoder=None, cache='exact', **draws):
+def stream(model, idx, n_new, plan, decoder=None, policy='exact', **draws):
     """
     Continue prompts idx (B, T): yield tokens (B, t) and their loop steps (B, t, groups), n_new
     tokens in all.
 
-    decoder: see Decoder; None = one by one. cache: see cache.slots_of. draws: seed (row b has seed
+    decoder: see Decoder; None = one by one. policy: see cache.slots_of. draws: seed (row b has seed
     + b), temperature, top_k, see pick. ValueError, with the first token, for what does not fit.
     """
     decoder = decoder or OneByOne()
@@ -47,22 +47,23 @@ def stream(model, idx, n_new, plan, decoder=None, cache='exact', **draws):
     decoder.check_plan(model, plan)
     text = Text(idx, model.config.block_size, **draws)
     window = None
-    while n_new > 0:
+    left = n_new
+    while left > 0:
         if window != text.start:        # at first, and when the context window has moved
             # read the window; its last token gives the next one, whatever the decoder
             window = text.start
-            plan = replace(plan, cache=make_cache(model, plan.counts, cache))
+            plan = replace(plan, cache=make_cache(model, plan.counts, policy))
             context = text.idx[:, window:]
             logits, results = run(model, context, 0, plan)
             decoder.begin(results)
             tokens = text.draw(logits[:, -1:])
             steps_used = of_groups(results, 'steps_used', context)[:, -1:]
         else:
-            tokens, steps_used = decoder(model, plan, text, n_new)
+            tokens, steps_used = decoder(model, plan, text, left)
         if tokens.shape[1] > 0:
             yield tokens, steps_used
         text.idx = torch.cat((text.idx, tokens), dim=1)
-        n_new -= tokens.shape[1]
+        left -= tokens.shape[1]
 
 
 class Text:
@@ -155,10 +156,10 @@ class Decoder:
     it is a dataclass, its fields are the arguments of --decoder=NAME:field=value. One object serves
     one text after another: what it remembers of a text it forgets in `begin`.
     """
-    cache = None            # the cache that it needs, 'exact' or 'latest'; None = any
-    rule = None             # its default exit rule, (name, tau), see exits.choose
+    needs_cache = None      # the cache that it needs, 'exact' or 'latest'; None = any
+    default_rule = None     # its exit rule, (name, tau), see exits.choose
     one_row = True          # does it continue one row alone?
-    widths = {1}            # how many tokens its passes have, for compiled.compile_passes
+    widths = {1}            # the widths for which compiled.compile_passes makes graphs
 
     def check_plan(self, model, plan):
         """ValueError if the model or the plan does not suit it."""
@@ -214,16 +215,13 @@ def reads_input(model):
 @dataclass
 class Drafts(Decoder):
     """
-    Draft up to `tokens` tokens with `loops` loops, then run them side by side with all loops, and
-    keep those that agree. Both use the same draws, so that the text is that of one_by_one.
-
-    loops: None = a quarter of the budget. check: read by bench.py alone, the budget of the check;
-    None = that of the plan.
+    Draft up to `tokens` tokens with `loops` loops, None = a quarter of the budget, then run them
+    side by side with the plan's loops and rule, and keep those that agree. Both use the same draws,
+    so that the text is that of one_by_one.
     """
     loops: int | None = None
     tokens: int = 4
-    check: int | None = None
-    cache = 'exact'
+    needs_cache = 'exact'
 
     def draft_loops(self, plan):
         budget = min(plan.counts, default=1)
@@ -294,9 +292,10 @@ class Wave(Decoder):
 
     In brackets: the token leaves the wave. Its input is certain: all tokens before it have left,
     and it reads what the last of them predicts. And the plan's rule has triggered in every group.
-    (The first token leaves after the plan's loop budget at the latest.)
-    In each pass a token joins at the end. In pass 13 column 5 turns from o to f, so in pass 14
-    column 6 has a new input: it keeps its states, and counts from 1 again (its _1; _ is a space).
+    (The first token also leaves, still or not, once it has had one input for the plan's loop budget
+    or longer.) In each pass a token joins at the end, while there is room. In pass 13 column 5
+    turns from o to f, so in pass 14 column 6 has a new input: it keeps its states, and counts from
+    1 again (its _1; _ is a space).
 
     The rule is applied to the change of a token's states from one pass to the next; the token keeps
     its last states, whatever rule.keep says. Its loop steps are all those since it joined.
@@ -306,8 +305,8 @@ class Wave(Decoder):
     """
     width: int = 8
     steps: int = 1
-    cache = 'latest'
-    rule = 'norm_rel', 0.003        # wrote the text of 30 loops after all 8 prompts that were tried
+    needs_cache = 'latest'
+    default_rule = 'norm_rel', 0.003    # wrote the text of 30 loops after each of 8 prompts
     trace = None
 
     def check_plan(self, model, plan):
@@ -322,7 +321,7 @@ class Wave(Decoder):
                              'every step, and a rule that reads the states of a token alone')
 
     def in_words(self, plan, words):
-        return f'a wave of {self.width}, {words}'
+        return f'a wave of {self.width} with a budget of {words.removeprefix("at most ")}'
 
     @property
     def widths(self):
@@ -339,16 +338,16 @@ class Wave(Decoder):
             token = self.says[-1] if self.columns else text.last.item()
             unknown = torch.full((G, model.config.n_embd), math.nan, device=text.idx.device)
             self.columns.append(Column(token, unknown, np.zeros(G, dtype=int)))
-        predictions = self.run_pass(model, plan, text)                          # (1, w)
-        return self.leave(plan, text, predictions)
+        says = self.run_pass(model, plan, text)
+        return self.leave(plan, text, says)
 
     def run_pass(self, model, plan, text):
-        """All columns through the model -> what they predict (1, w)."""
+        """All columns through the model -> what they predict, a list."""
         inputs = torch.tensor([[column.token for column in self.columns]], device=text.idx.device)
         before = torch.stack([column.states for column in self.columns], dim=1)     # (G, w, C)
-        few_loops = replace(plan, counts=[self.steps] * len(model.groups), rule=None,
-                            warm=list(before[:, None]))         # warm: (1, w, C) for each group
-        logits, results = run(model, inputs, text.position, few_loops)
+        one_pass = replace(plan, counts=[self.steps] * len(model.groups), rule=None,
+                           warm=list(before[:, None]))          # warm: (1, w, C) for each group
+        logits, results = run(model, inputs, text.position, one_pass)
         after = torch.stack([result['x'][0] for result in results])             # (G, w, C)
         check_finite(after)
         for i, column in enumerate(self.columns):
@@ -357,37 +356,43 @@ class Wave(Decoder):
             column.passes += 1
         if plan.rule is not None:
             self.judge(before, after, plan.rule, model.readout)
-        return text.draw(logits)
+        return text.draw(logits)[0].tolist()            # waits for the device
 
     def judge(self, before, after, rule, logits_of):
-        """The rule's signal of each column (G,), and how often in a row it has been small."""
+        """Apply the rule to each column: its signals (G,) raise or reset the streaks."""
         for i, column in enumerate(self.columns):
             value, column.memo = rule.observe(before[:, i], after[:, i], column.memo, logits_of)
             # waits for the device, once a column and pass
             small = rule.is_small(value, after[:, i], column.passes)
-            # the first pass with an input tells of the change of the input
+            # in the first pass with a new input the state moves because the input did: it does not
+            # count
             column.streak = (column.streak + 1) * small * (column.age > 1)
 
-    def leave(self, plan, text, predictions):
+    def certain(self, plan, says):
+        """How many leading columns are certain. says: what each column predicts."""
+        n = 0
+        # what the column before says now; the first column's input is text already
+        for column, said_before in zip(self.columns, [self.columns[0].token, *says]):
+            is_still = plan.rule is not None and (column.streak >= plan.rule.hits).all()
+            has_looped_enough = n == 0 and column.age * self.steps >= max(plan.counts)
+            if column.token != said_before or not (is_still or has_looped_enough):
+                break
+            n += 1
+        return n
+
+    def leave(self, plan, text, says):
         """
         The leading columns that are certain leave -> their predictions and loop steps; the others
         get their next inputs.
         """
+        n = self.certain(plan, says)
         columns = self.columns
-        says = predictions[0].tolist()          # waits for the device
-        n = 0
-        # what the column before says now; the first column's input is text already
-        for column, said_before in zip(columns, [columns[0].token, *says]):
-            is_still = plan.rule is not None and (column.streak >= plan.rule.hits).all()
-            is_out = n == 0 and column.age * self.steps >= max(plan.counts)
-            if column.token != said_before or not (is_still or is_out):
-                break
-            n += 1
         if self.trace is not None:
             self.trace.append(dict(place=text.n_cut + text.idx.shape[1] - 1,
                                    inputs=[column.token for column in columns], tokens=says,
                                    age=[column.age for column in columns], leave=n))
-        passes = predictions.new_tensor([[column.passes for column in columns[:n]]])    # (1, n)
+        tokens = text.idx.new_tensor([says[:n]])                                        # (1, n)
+        passes = text.idx.new_tensor([[column.passes for column in columns[:n]]])
         steps_used = self.steps * passes[..., None].repeat(1, 1, len(plan.counts))
 
         # what a token predicts is the input of the next one
@@ -397,7 +402,7 @@ class Wave(Decoder):
                 column.age = 0
         self.columns = columns[n:]
         self.says = says
-        return predictions[:, :n], steps_used
+        return tokens, steps_used
 
 
 DECODERS = dict(one_by_one=OneByOne, warm_start=WarmStart, drafts=Drafts, wave=Wave)
@@ -406,6 +411,7 @@ DECODERS = dict(one_by_one=OneByOne, warm_start=WarmStart, drafts=Drafts, wave=W
 def decoder_of(decoder=None):
     """A Decoder, or its name in DECODERS with arguments, as 'wave:width=8'; None stays None."""
     if isinstance(decoder, str):
+        # the core does without common/ until a decoder is named
         from common.configurator import build
         return build(decoder, DECODERS, 'decoder')
     return decoder
@@ -434,15 +440,6 @@ def pick(logits, places, seeds, temperature=1.0, top_k=None):
         logits = logits.masked_fill(logits < least, -math.inf)
     noise = [torch.stack([gumbel(seed, place, V) for place in places]) for seed in seeds]
     return (logits + torch.stack(noise).to(logits.device)).argmax(-1)
-
-
-def use_one_thread(model):
-    """
-    Decode a model narrower than 768 with one thread of a CPU from now on. A second thread brings
-    nothing, and on busy cores the two wait for each other. OMP_NUM_THREADS, if it is set, decides.
-    """
-    if model.config.n_embd < 768 and 'OMP_NUM_THREADS' not in os.environ:
-        torch.set_num_threads(1)
 
 
 # the demonstration --------------------------------------------------------------------------------

@@ -209,12 +209,12 @@ def choose(rule=None, tau=None, wake=False, cache='auto', decoder=None, rows=())
 
     ValueError for what does not fit together.
     """
-    needed = decoder.cache if decoder else None
+    needed = decoder.needs_cache if decoder else None
     if cache == 'auto':
         cache = needed or 'exact'
     if needed and cache != needed:
         raise ValueError(f"{type(decoder).__name__} needs the cache '{needed}', not {cache!r}")
-    own_rule, own_tau = decoder.rule if decoder and decoder.rule else (None, None)
+    own_rule, own_tau = decoder.default_rule if decoder and decoder.default_rule else (None, None)
     rule = own_rule if rule is None else rule
 
     if rule is None or isinstance(rule, Exit):

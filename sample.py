@@ -24,7 +24,7 @@ import decode
 import tasks
 from common.checkpoint import open_run
 from common.configurator import Count, Natural, configure
-from common.distributed import pick_device
+from common.distributed import pick_device, use_one_thread
 from common.encoding import read_prompt
 from common.errors import check, run
 from common.terminal import colours_are_shown, paint, print_legend
@@ -184,8 +184,6 @@ def write_text(model, checkpoint):
 
     # how it is continued
     chosen = decode.decoder_of(decoder)
-    check(not isinstance(chosen, decode.Drafts) or chosen.check is None, 'the loops of the check '
-          'are --n_loop: leave check out of --decoder')
     if chosen is None:
         # drafts are the fastest decoder that writes the very text of fixed loops
         may_draft = exit is None and cache in ('auto', 'exact') and num_samples == 1
@@ -198,12 +196,13 @@ def write_text(model, checkpoint):
     # some decoders work on one row; otherwise all samples are decoded side by side
     n_rows = 1 if chosen.one_row else num_samples
     idx = torch.tensor([prompt] * n_rows, device=model.lm_head.weight.device)
-    decode.use_one_thread(model)
+    use_one_thread(model)
     if compile:
         from compiled import compile_passes
         print('compiling: up to a minute, in which nothing is written')
         compile_passes(model, chosen.widths)
-        list(decode.stream(model, idx, 32, plan, chosen, policy, temperature=0))       # compiles
+        list(decode.stream(model, idx, 32 + max(chosen.widths), plan, chosen, policy,
+                           temperature=0))
     in_colour = show_steps and model.groups
     for first in range(0, num_samples, n_rows):
         begin = time.perf_counter()

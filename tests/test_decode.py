@@ -147,7 +147,7 @@ def test_a_warm_start_begins_where_the_token_before_it_ended(tiny, idx, changes)
         x, results = model.hidden(torch.tensor([expected[-1:]]),
                                   replace(cached, span=Span(position), warm=warm))
     assert tokens[0].tolist() == expected
-    cold, _ = text_of(decode.stream(model, prompt, 8, plan, cache='latest', **GREEDY))
+    cold, _ = text_of(decode.stream(model, prompt, 8, plan, policy='latest', **GREEDY))
     assert not torch.equal(cold, tokens)
 
 
@@ -193,7 +193,7 @@ def test_compiled_texts_are_those_of_eager(tiny, decoder, cache, counts, rows, w
     plan = Plan(counts, rule)
     for seed, new in (1, 48), (2, 20):
         prompts = torch.arange(3)[None] + torch.arange(rows)[:, None] + seed
-        how = dict(cache=cache, temperature=0.7, seed=seed)
+        how = dict(policy=cache, temperature=0.7, seed=seed)
         passes = [], []
         texts = [text_of(decode.stream(model, prompts, new, replace(plan, passes=of_model), decoder,
                                        **how))
