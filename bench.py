@@ -98,24 +98,17 @@ class Method:
     rule: Exit | None = None        # None = fixed loops
     decoder: str = 'one_by_one'     # its name and arguments. The others can only write texts
 
-    @property
-    def kind(self):
-        """A word for the table."""
-        if self.decoder != 'one_by_one':
-            return self.decoder.partition(':')[0]
-        if self.rule:
-            return 'exit rules'
-        return 'fixed loops' if self.n_loop else 'no loops'
-
     def columns(self):
         """The columns of bench.csv that say what it is."""
         rule = self.rule
+        kind = 'exit rules' if rule else 'fixed loops'
         words = f'{rule.name} {rule.tau:g}' if rule else f'loops {self.n_loop}'
         if self.decoder == 'one_by_one':
             words += f', {self.cache}' + (', wake' if rule and rule.wake else '')
         else:
+            kind = self.decoder.partition(':')[0]
             words = f'{self.decoder}, {words}'
-        return dict(name=words, kind=self.kind, cache=self.cache, n_loop=self.n_loop,
+        return dict(name=words, kind=kind, cache=self.cache, n_loop=self.n_loop,
                     rule=rule.name if rule else None, tau=rule.tau if rule else None,
                     wake=rule.wake if rule else None, decoder=self.decoder)
 
@@ -152,10 +145,7 @@ def methods_of(model, task=None):
 
 
 def rules_of(wakes, policy, chosen=None):
-    """
-    The rules that the knobs ask for, each with its thresholds: a list of Exits. chosen: the decoder
-    that they are for.
-    """
+    """The rules that the knobs ask for, each with its thresholds, for a decoder: Exits."""
     thresholds = values_of(taus) or (TAUS if calibrate else TAUS[3:])
     return [choose(name, tau, wakes, policy, chosen)[0]
             for name, own_tau in map(name_and_tau, values_of(rules))

@@ -139,8 +139,7 @@ def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=3e8,
         if not overwrite:
             return found(folder, call)
         others = {*os.listdir(folder)} - {'train.bin', 'val.bin', 'meta.json', 'tokenizer.json'}
-        check(not others, f"{folder} holds {', '.join(others)}, which would be lost: choose "
-              'another name')
+        check(not others, f"{folder} would lose {', '.join(others)}: choose another name")
 
     # documents and encoding
     is_web = name == 'fineweb'

@@ -214,10 +214,7 @@ class Problems:
 
     @functools.cache
     def all_held_out(self, T):
-        """
-        The held-out problems of T tokens, from a seed for each number of problems: x, y, depth
-        (n_held_out(T), T).
-        """
+        """The n held-out problems of T tokens, with a seed for each n: x, y, depth (n, T)."""
         n = self.n_held_out(T)
         return self.make(np.random.default_rng([n, *b'held-out']), n, T)
 
