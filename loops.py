@@ -217,7 +217,11 @@ class RecurrentGroup(nn.Module):
     If the core maps some states x to y and y to x, they swing for ever, and no exit rule finds them
     still. With damping d a step goes a part of the way only, x + (1 - d) (f(x) - x): it has the
     same fixed points, and such states can come to rest. d can be changed after training.
+
+    skip: the chance that a token skips a step, which keeps the fixed points, too. States that find
+    none when all tokens step together may find one when each steps in its own time.
     """
+    skip = 0.0
 
     def __init__(self, core, config, index=0, norm=RMSNorm):
         super().__init__()
@@ -257,6 +261,9 @@ class RecurrentGroup(nn.Module):
             x = self.norm(x)
         if self.damping:            # not in the papers
             x = x + self.damping * (before - x)
+        if self.skip:               # nor this: an asynchronous update
+            skips = torch.rand(*x.shape[:-1], 1, device=x.device) < self.skip
+            x = torch.where(skips, before, x)
         return x
 
     def output(self, x):

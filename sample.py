@@ -37,7 +37,7 @@ from tasks import NOT_ASKED, print_problem
 out_dir: str | None = None  # None = out, or pretrained/text if you have trained no model
 start: str | None = '\n'    # the prompt or a problem, or FILE:prompt.txt; None = a new document
 num_samples: Count = 1      # side by side, but for waves and drafts
-num_starts: Count = 1       # of a problem whose answers can be checked: tries, from other noise
+num_starts: Count = 1       # tries of a problem whose answers can be checked, from other noise
 max_new_tokens = 300        # of a text
 temperature: float = 0.8    # 0 = greedy
 top_k: int | None = None    # sample among the k likeliest tokens; None = all
@@ -56,6 +56,7 @@ show_steps: bool | None = None  # colour tokens by their loop steps; None = pict
 device = 'auto'
 # -------------------------------------------------------------------------------------------------
 
+SKIP = 0.2      # of each start but the first: the chance that a token skips a step (sudoku.md)
 
 # how to decode ------------------------------------------------------------------------------------
 
@@ -137,6 +138,8 @@ def answers_of(model, problems, x, plan, policy):
     kept, evals = np.zeros((2, *x.shape, len(model.groups)), dtype=int)
     left = np.arange(len(x))            # the problems that are not solved yet
     for attempt in range(num_starts):
+        for group in model.groups:      # with a rule, a token that skips a step would look still
+            group.skip = SKIP if attempt and not plan.rule else 0.0
         logits, *steps = decode.read(model, idx[left], replace(plan, noise=as_noise(attempt)),
                                      policy)
         guesses[left] = logits.argmax(-1).cpu()

@@ -10,9 +10,9 @@ Train a recurrent-depth GPT.
     python train.py --model_class=mine:Mine             another class of model, in mine.py
     torchrun --standalone --nproc_per_node=2 train.py config/groups.py
 
-writes ckpt.pt, ckpt_ITER.pt at keep_iters, ckpt_best.pt, log.csv and loss.png; at the end eval.csv,
-and on a task depth.png. Ctrl-C finishes the step and saves; a second one stops at once. In a
-notebook: import train; train.max_iters = 12; train.main().
+writes ckpt.pt, ckpt_ITER.pt at keep_iters, ckpt_best.pt, log.csv and loss.png; eval.csv at the end.
+Ctrl-C finishes the step and saves; a second one stops at once. In a notebook: import train;
+train.max_iters = 12; train.main().
 
 log.csv has rows of iterations, whose times are means since the last such row and whose grad_norm is
 that before clipping; and rows of evaluations, before the step: val_loss_N is the loss at N loops.
@@ -85,7 +85,7 @@ optimizer: Literal['muon', 'adamw'] = 'muon'    # muon: for the matrices of bloc
 learning_rate: Positive = 5e-3
 min_lr: NotNegative | None = None     # None = learning_rate / 10
 warmup_iters: Natural = 100
-lr_decay_iters: Natural | None = None   # None = max_iters, as it was when the run began
+lr_decay_iters: Count | None = None   # None = max_iters, as it was when the run began
 weight_decay: NotNegative = 0.1          # on matrices only
 grad_clip: NotNegative = 1.0             # norm; 0.0 = off
 seed = 1337                 # batches, loop draws and noise all derive from it
@@ -160,7 +160,7 @@ def forward_backward(run, it):
         x, y, n_loop, noise = get_batch(run, it, micro)
         n_tokens += distributed.WORLD * x.numel()
         with run.autocast:
-            _, part = run.model(x, y, n_loop=n_loop, noise_seed=noise)
+            _, part = run.model(x, y, n_loop=n_loop, noise_seed=noise)    # which takes a noise, too
         part = part / gradient_accumulation_steps
         part.backward()
         loss += part.detach()
@@ -195,7 +195,7 @@ def main():
         examples.check_fits(block_size)
         model = make_model(cls, checkpoint, examples).to(dev)
         run = Run(model, examples, counts_of(model), dev, autocast)
-        complete = evaluate_only(run, checkpoint) if eval_only else train_on(run, checkpoint)
+        complete = evaluate_only(run, checkpoint) if eval_only else train(run, checkpoint)
     if not complete:
         raise SystemExit(130)
 
@@ -206,7 +206,6 @@ def where_to_start():
     and --eval_only take those of the earlier run, and --init_from those of its model. What the user
     has set stays, with --resume only flags.
     """
-    given = settings.given.keys()
     if eval_only:
         checkpoint = read_checkpoint(init_from or out_dir)
         earlier = checkpoint['config'] | checkpoint['model_args']
@@ -218,7 +217,6 @@ def where_to_start():
         check('optimizers' in checkpoint, f'{out_dir}/ckpt.pt holds weights alone: start from it '
               'with --init_from, in another --out_dir')
         earlier = checkpoint['config']
-        given = settings.flags
     else:
         if resume:
             say(f'no run in {out_dir}: starting one')
@@ -229,6 +227,7 @@ def where_to_start():
         checkpoint = read_checkpoint(init_from)
         earlier = checkpoint['model_args']
     earlier = earlier | dict(model_class=checkpoint['model_class'])
+    given = settings.flags if resume and not eval_only else settings.given.keys()
     kept = given | {'out_dir', 'resume', 'overwrite', 'init_from', 'eval_only'}
     settings.take({name: earlier[name] for name in settings.knobs().keys() - kept
                    if name in earlier})
@@ -262,7 +261,7 @@ def memory_explained():
         raise
 
 
-def train_on(run, checkpoint):
+def train(run, checkpoint):
     """Train to the end -> True, or until a signal -> False."""
     check(batch_size % distributed.WORLD == 0, f'batch_size = {batch_size} must be a multiple of '
           f'the number of processes, {distributed.WORLD}')
@@ -279,15 +278,14 @@ def train_on(run, checkpoint):
         if is_first and run.examples.tokenizer_json:    # sample.py needs it there
             run.examples.tokenizer_json.save(out_dir)
         try:
-            with distributed.noting_signals():
-                complete = train(run)
+            with distributed.noting_signals() as stop_signals:
+                complete = iterate(run, stop_signals)
         except OSError:         # nobody reads the output any more: save what was learned
             if run.done:
                 save(run, 'ckpt.pt')
             raise
         if complete:        # all weights are saved, so Ctrl-C may stop the last table
-            scores = evaluate(run)
-            evaluation.save_scores(scores, run.examples.is_task, out_dir)
+            evaluation.save_scores(scores_of(run), out_dir)
             say(f'{out_dir}: ckpt.pt, log.csv, loss.png, eval.csv; next: python sample.py '
                 f'--out_dir={out_dir}')
             loss, it = run.best
@@ -325,12 +323,12 @@ def save(run, name):
                                run.done)
     if name == 'ckpt.pt':
         checkpoint['best'] = run.best
-        checkpoint['optimizers'] = {name: opt.state_dict()['state']
-                                    for name, opt in run.optimizers.items()}
+        checkpoint['optimizers'] = {key: opt.state_dict()['state']
+                                    for key, opt in run.optimizers.items()}
     save_checkpoint(checkpoint, os.path.join(out_dir, name))
 
 
-def train(run):
+def iterate(run, stop_signals):
     """
     The iterations that are left -> True, or False if a signal has stopped them. An evaluation comes
     before the step of its iteration.
@@ -348,9 +346,9 @@ def train(run):
         if it in keep_iters:
             save(run, f'ckpt_{it:06d}.pt')
         if it % eval_interval == 0 or it == max_iters:
-            if it or not max_iters:     # nothing is lost before the first step
+            if it or not max_iters:     # a run of 0 iterations has one, too
                 save(run, 'ckpt.pt')    # first, so that a kill does not cost what was learned
-            scores = evaluate(run, eval_windows)
+            scores = scores_of(run, eval_windows)
             loss = min(score.loss for score in scores.values())
             if loss < run.best[0]:
                 run.best = (loss, it)
@@ -360,6 +358,7 @@ def train(run):
                 row = dict(iter=it)
                 for n_loop, score in scores.items():
                     row[f'val_loss_{n_loop}'] = f'{score.loss:.5f}'
+                    # of a text, Log.add drops the accuracy
                     row[f'val_acc_{n_loop}'] = f'{score.accuracy:.5f}'
                 log.add(row)
                 plots.losses(log.rows, run.counts, f'{out_dir}/loss.png')
@@ -370,7 +369,7 @@ def train(run):
         began = time.perf_counter()
         loss, n_loop, n_tokens = forward_backward(run, it)
         norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), grad_clip or math.inf)
-        stops = torch.full_like(loss, len(distributed.stop_signals))
+        stops = torch.full_like(loss, len(stop_signals))
         # means over the processes: losses differ, the norm does not, and a signal to one stops all
         means = distributed.add_up(torch.stack((loss, norm, stops)) / distributed.WORLD)
         loss, norm, stops = means.tolist()                                  # waits for the GPU
@@ -418,9 +417,7 @@ class Log:
         self.rows = []
         try:
             if run.done and os.path.exists(self.path):
-                # a kill may have cut the last row, and its values are None then
-                self.rows = [row for row in read_csv(self.path)
-                             if int(row['iter']) < run.done and None not in row.values()]
+                self.rows = [row for row in read_csv(self.path) if int(row['iter']) < run.done]
                 for row in self.rows:
                     for name in row.keys() - {'loops'}:
                         float(row[name] or 0)       # the figure needs numbers
@@ -430,12 +427,10 @@ class Log:
             os.replace(self.path, aside)
             say(f'cannot read {self.path}: it is {aside} now, and a new log begins')
         self.columns = ['iter', 'loss', 'lr', 'grad_norm', 'loops', 'dt_ms', 'tokens_per_s']
-        for n_loop in run.counts:
-            self.columns.append(f'val_loss_{n_loop}')
-            if run.examples.is_task:
-                self.columns.append(f'val_acc_{n_loop}')
-        for row in self.rows[:1]:       # its eval_loops may have been others
-            self.columns += [name for name in row if name not in self.columns]
+        kinds = ['loss', 'acc'] if run.examples.is_task else ['loss']
+        self.columns += [f'val_{kind}_{n_loop}' for n_loop in run.counts for kind in kinds]
+        earlier = self.rows[0] if self.rows else {}     # its eval_loops may have been others
+        self.columns += [name for name in earlier if name not in self.columns]
         self.rows = [dict.fromkeys(self.columns, '') | row for row in self.rows]
         write_csv(self.rows, self.path, self.columns)
 
@@ -445,7 +440,7 @@ class Log:
             csv.DictWriter(f, self.columns).writerow(self.rows[-1])
 
 
-def evaluate(run, n_windows=None):
+def scores_of(run, n_windows=None):
     """Evaluate at all loop counts, on n_windows, None = all -> {n_loop: Score}; print them."""
     n_all = run.examples.n_held_out(block_size)
     n_windows = min(n_windows or n_all, n_all)
@@ -470,8 +465,8 @@ def counts_of(model):
     if not model.groups:
         counts = [1]
     elif counts is None:
-        counts = model.draw_loops()[:1] if model.config.loop_draw == 'fixed' else [1, 2, 4, 8]
-    check(counts, 'eval_loops is empty: leave it out')
+        counts = [max(1, round(mean_recurrence))] if loop_draw == 'fixed' else [1, 2, 4, 8]
+    check({*map(type, counts)} == {int}, f'eval_loops must be whole numbers, not {counts}')
     for n_loop in counts:
         model.loop_counts(n_loop)       # ValueError for a count that no model takes
     return counts
@@ -480,11 +475,11 @@ def counts_of(model):
 def evaluate_only(run, checkpoint):
     """--eval_only: the table of a checkpoint, on all held-out windows unless --eval_windows."""
     run.done = checkpoint['iter_num']
-    scores = evaluate(run, eval_windows if 'eval_windows' in settings.given else None)
+    scores = scores_of(run, eval_windows if 'eval_windows' in settings.given else None)
     results = folder_of_results(checkpoint['folder'])
     suffix = f"_{checkpoint['file']}-{run.done}_{dataset}_{block_size}"
     suffix = suffix.replace(':', '-').replace('=', '-')
-    evaluation.save_scores(scores, run.examples.is_task, results, suffix)
+    evaluation.save_scores(scores, results, suffix)
     say(f'{results}/eval{suffix}.csv')
     return True
 

@@ -14,20 +14,18 @@ A checkpoint is a dict of tensors and plain values, written whole or not at all.
 
 read_checkpoint adds `file`, its name without .pt, and `folder`, where it stands.
 """
-import json
 import os
 import sys
 from dataclasses import asdict
 from glob import escape, glob
 from importlib import import_module
-from pathlib import Path
 
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from common.configurator import plain
 from common.errors import OWN_FILE, check, explain
-from common.files import ROOT, new_file
+from common.files import ROOT, new_file, read_json
 
 
 def checkpoint_of(model, config, tokenizer, data, iter_num=0):
@@ -40,14 +38,14 @@ def checkpoint_of(model, config, tokenizer, data, iter_num=0):
 
 def save_checkpoint(checkpoint, path):
     """Write it; thresholds beside a ckpt.pt are removed, which were measured with other weights."""
-    thresholds = os.path.join(os.path.dirname(path), 'exits.json')
-    if os.path.basename(path) == 'ckpt.pt' and os.path.exists(thresholds):
-        os.remove(thresholds)
     try:
         with new_file(path, 'wb') as f:
             torch.save(checkpoint, f)
     except (OSError, RuntimeError) as error:        # on a full disk torch raises a RuntimeError
         raise OSError(f"cannot write '{path}' ({error}): the earlier file is unchanged") from error
+    thresholds = os.path.join(os.path.dirname(path), 'exits.json')
+    if os.path.basename(path) == 'ckpt.pt' and os.path.exists(thresholds):
+        os.remove(thresholds)
 
 
 # reading ------------------------------------------------------------------------------------------
@@ -126,17 +124,15 @@ def open_run(out_dir=None, dev='cpu', **changes):
     folder = checkpoint['folder']
     results = folder_of_results(folder)
     if changes.get('damping') is None:
-        model.exit_rows = [row for place in dict.fromkeys((results, folder))
-                           for row in stored_exits(place)]
+        model.exit_rows = stored_exits(results) + stored_exits(folder)
     return model, checkpoint, folder, results
 
 
 def folder_of_results(folder):
     """Where its results go: into the folder, but of pretrained/NAME into out/pretrained-NAME."""
-    above, name = os.path.split(os.path.abspath(folder))
-    project, above = os.path.split(above)
-    if above == 'pretrained':
-        return os.path.join(project, 'out', f'pretrained-{name}')
+    above, name = os.path.split(os.path.realpath(folder))
+    if above == os.path.realpath(os.path.join(ROOT, 'pretrained')):
+        return os.path.join(ROOT, 'out', f'pretrained-{name}')
     return folder
 
 
@@ -150,14 +146,8 @@ def stored_exits(folder):
         wake                was it found with tokens that wake?
         how                 and by what evidence?
     """
-    path = Path(folder, 'exits.json')
-    if not path.exists():
-        return []
-    with explain(f"'{path}' is damaged", 'delete it'):
-        rows = json.loads(path.read_text(encoding='utf-8'))['exits']
-        for row in rows:
-            row['rule'], row['cache'], float(row['tau'])
-    return rows
+    path = os.path.join(folder, 'exits.json')
+    return read_json(path)['exits'] if os.path.exists(path) else []
 
 
 # a run to write -----------------------------------------------------------------------------------
@@ -171,7 +161,6 @@ def check_free(out_dir, overwrite=False):
 def start_over(out_dir):
     """Remove an earlier run: its weights, tables and figures, and no other file."""
     for pattern in ('ckpt*.pt', 'log.csv', 'log_before_*.csv', 'loss.png', 'eval.csv', 'eval_*.csv',
-                    'depth.png', 'depth_*.png', 'exits.json', 'bench.csv',
-                    'figure_4.*', 'figures/*.png', 'figures/*.csv'):
+                    'exits.json', 'bench.csv', 'figure_4.*', 'figures/*.png', 'figures/*.csv'):
         for path in glob(os.path.join(escape(out_dir), pattern)):
             os.remove(path)

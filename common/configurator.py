@@ -1,8 +1,8 @@
 """
 A command line -> a script's knobs: config files and --key=value override its globals.
 
-A script writes its knobs as plain globals, each with its reason in a comment beside it, and ends
-with configure(globals()) and run(main), which is in errors.py.
+A script writes its knobs as plain globals, each with its reason in a comment beside it, calls
+configure(globals()) behind them, and ends with run(main), which is in errors.py.
 
 Config files (Python files that bind knobs, and may read them) and flags apply in the order given:
 
@@ -11,7 +11,7 @@ Config files (Python files that bind knobs, and may read them) and flags apply i
 A knob takes values of its default's type or of its annotation: `n_loop: int | list | None = None`,
 `pos: Literal['learned', 'rotary'] = 'learned'`, `batch_size: Count = 16`. A config file is run as a
 module, which may define a class and add to the project's tables (INJECTIONS, EXITS, TASKS). A name
-in it that is no knob is an error for train.py alone, so that each script takes its config files.
+in it that is no knob is an error for train.py alone, so that the others take train.py's files, too.
 """
 import ast
 import inspect
@@ -61,8 +61,9 @@ def configure(script, positional=None, keep_unknown=False):
 
 class Settings:
     """
-    Who has set the knobs of a script. Their values are its globals, and nowhere else.
+    Who has set the knobs of a script. Their values are its globals.
 
+        last_set    {name: value} of all knobs as they were last set here
         given       {name: by whom}, FLAG or the path of a config file
         unknown     {name: value} of given names that no knob has; the value of a flag is its text
     """
@@ -70,11 +71,11 @@ class Settings:
     def __init__(self, script, keep_unknown=False):
         self.script = script
         self.keep_unknown = keep_unknown
-        self.before = knobs_of(script)      # for take_attributes
-        self.annotations = {key: type(value) for key, value in self.before.items()}
+        self.last_set = knobs_of(script)
+        self.annotations = {key: type(value) for key, value in self.last_set.items()}
         # from Python 3.14 on a module's globals do not hold its annotations
         self.annotations |= (script.get('__annotations__')
-                             or inspect.get_annotations(sys.modules['__main__']))
+                             or inspect.get_annotations(sys.modules[script['__name__']]))
         self.given = {}
         self.unknown = {}
 
@@ -85,7 +86,7 @@ class Settings:
 
     def knobs(self):
         """{name: value} of all knobs as they are now."""
-        return {key: self.script[key] for key in self.before}
+        return {key: self.script[key] for key in self.last_set}
 
     def read(self, args, positional=None):
         """Read arguments, one after the other. ValueError for a bad one."""
@@ -108,8 +109,8 @@ class Settings:
     def read_flag(self, arg, following):
         """Set a knob from --key=value, --key value (taken from the next arguments), or --key."""
         key, equals, text = arg[2:].partition('=')
-        check(key in self.before or self.keep_unknown,
-              f'unknown flag --{key}{did_you_mean(key, self.before)} (--help lists all)')
+        check(key in self.last_set or self.keep_unknown,
+              f'unknown flag --{key}{did_you_mean(key, self.last_set)} (--help lists all)')
         if not equals:
             is_last = not following or following[0].startswith('--')
             # an unknown one may be a bool
@@ -123,7 +124,7 @@ class Settings:
 
     def give(self, key, value, by):
         """Set a knob, or keep the value of an unknown one."""
-        if key in self.before:
+        if key in self.last_set:
             self.take({key: convert(key, value, self.annotations[key])})
         else:
             self.unknown[key] = value
@@ -147,14 +148,14 @@ class Settings:
             symbols = symtable.symtable(source, path, 'exec').get_symbols()
         assigned = {symbol.get_name() for symbol in symbols if symbol.is_assigned()}
         # one that is set to its default is given, too
-        given = [key for key in knobs if key in assigned or names.get(key) is not knobs[key]]
+        set_here = [key for key in knobs if key in assigned or names.get(key) is not knobs[key]]
         unknown = knobs_of(names).keys() - knobs if self.keep_unknown else ()
-        for key in (*given, *unknown):
+        for key in (*set_here, *unknown):
             self.give(key, names.get(key), path)
         # with a def, a class or an import it is more than settings
-        if given and any(symbol.is_namespace() or symbol.is_imported() for symbol in symbols):
-            print(f"{path} sets {', '.join(given)}: if you do not mean the knob, write a constant "
-                  'of your own in capitals', file=sys.stderr)
+        if set_here and any(symbol.is_namespace() or symbol.is_imported() for symbol in symbols):
+            print(f"{path} sets {', '.join(set_here)}: if you do not mean the knob, write a "
+                  'constant of your own in capitals', file=sys.stderr)
 
     def add(self, annotations):
         """
@@ -162,7 +163,7 @@ class Settings:
         model's class, which is known by now. ValueError for names that are unknown still.
         """
         for key, value in self.unknown.items():
-            hint = did_you_mean(key, [*self.before, *annotations])
+            hint = did_you_mean(key, [*self.last_set, *annotations])
             check(key in annotations, f'{self.given[key]}: unknown knob {key}{hint} (--help lists '
                   'all; a field of another class needs --model_class, and a constant of your own '
                   'is written in capitals)')
@@ -171,14 +172,14 @@ class Settings:
         self.unknown = {}
 
     def take(self, values):
-        """Set knobs {name: value} that the user has not given."""
+        """Set knobs {name: value}; by whom is not noted."""
         self.script.update(values)
-        self.before.update(values)
+        self.last_set.update(values)
 
     def take_attributes(self):
         """Knobs that a notebook has set as attributes of the module count as flags."""
         for key, value in self.knobs().items():
-            if value is not self.before[key]:
+            if value is not self.last_set[key]:
                 self.give(key, value, FLAG)
 
     def show_help(self):
@@ -201,9 +202,9 @@ def build(call, table, what):
     """
     'calc:p=7,reset=0.1' -> table['calc'](p=7, reset=0.1); plain 'calc' -> table['calc']().
 
-    table: {name: class}; an argument's text is converted by its annotation, or else by the type of
-    its default. what: what the table holds, such as 'task', for the message. ValueError for an
-    unknown name or argument, for a bad value, and for an argument that is missing.
+    table: {name: class}; an argument's text is converted by its annotation. what: what the table
+    holds, such as 'task', for the message. ValueError for an unknown name or argument, or a bad
+    value.
     """
     name, _, text = call.partition(':')
     check(name in table, f"unknown {what} '{name}'{did_you_mean(name, table)} "
@@ -215,13 +216,7 @@ def build(call, table, what):
         known = ', '.join(arguments) or 'nothing'
         check(key in arguments, f"the {what} {name} has no '{key}'{did_you_mean(key, arguments)} "
               f'(it takes {known}; arguments are the fields of a @dataclass)')
-        annotation, default = arguments[key].annotation, arguments[key].default
-        if annotation is inspect.Parameter.empty:
-            annotation = type(default)
-        values[key] = convert(f'{key} of the {what} {name}', value, annotation)
-    for key, argument in arguments.items():
-        check(key in values or argument.default is not inspect.Parameter.empty,
-              f'the {what} {name} needs {key}: write {name}:{key}=...')
+        values[key] = convert(f'{key} of the {what} {name}', value, arguments[key].annotation)
     return table[name](**values)
 
 
@@ -267,7 +262,7 @@ def convert(key, value, annotation):
     if isinstance(value, tuple) and list in kinds:
         value = list(value)
     if text and str in kinds and (isinstance(value, str) or type(value) not in kinds):
-        value = text                    # --name=12
+        value = text        # a text stays: 12 for a str, not for an int | str
     choices = [kind for kind in kinds if isinstance(kind, str)]
     types = [kind for kind in kinds if not isinstance(kind, str)]
     wanted = choices + ['None' if kind is NoneType else kind.__name__ for kind in types]

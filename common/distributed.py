@@ -5,8 +5,7 @@ torchrun starts several processes. All draw the same random numbers, and each ta
 the batch, so their number changes rounding alone. There is one exception: where rows have different
 numbers of labels, each process's mean counts the same.
 
-    RANK, WORLD    this process's number; how many there are
-    stop_signals   the signals that have asked this process to stop
+RANK is this process's number, and WORLD how many there are.
 """
 import os
 import signal
@@ -17,13 +16,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from common.errors import check, explain
+from common.errors import explain
 
-BY_TORCHRUN = 'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT'
-STARTED = all(os.environ.get(name) for name in BY_TORCHRUN)
-RANK = int(os.environ['RANK']) if STARTED else 0
-WORLD = int(os.environ['WORLD_SIZE']) if STARTED else 1
-stop_signals = []
+WORLD = int(os.environ.get('WORLD_SIZE', 1))
+RANK = int(os.environ.get('RANK', 0)) if WORLD > 1 else 0
 
 
 def pick_device(device='auto', dtype='auto'):
@@ -45,8 +41,6 @@ def processes(device, dtype):
     `with processes(device, dtype) as (dev, autocast):` what pick_device returns. In this block the
     processes are connected, and at its end they wait for one another.
     """
-    check(STARTED or not {'RANK', 'WORLD_SIZE'} & os.environ.keys(), 'RANK or WORLD_SIZE is set, '
-          f"but not all of {', '.join(BY_TORCHRUN)}: start with torchrun, or unset them")
     if WORLD > 1:
         # if it is loaded later, it holds the threads of the group beyond its end, and a thread that
         # outlives Python aborts the process
@@ -68,7 +62,7 @@ def say(line):
 
 
 def add_up(tensor):
-    """The tensor's sum over all processes."""
+    """The tensor's sum over all processes, in place."""
     if WORLD > 1:
         dist.all_reduce(tensor)
     return tensor
@@ -83,11 +77,11 @@ def average(tensors):
 @contextmanager
 def noting_signals():
     """
-    `with noting_signals():` the first Ctrl-C, SIGTERM or SIGHUP is noted in stop_signals and does
-    nothing else. One that was ignored stays so: nohup protects a run from SIGHUP.
+    `with noting_signals() as stop_signals:` the first Ctrl-C, SIGTERM or SIGHUP is put into this
+    list and does nothing else. One that was ignored stays so: nohup protects a run from SIGHUP.
     """
+    stop_signals = []
     before = {}         # {number of a signal: its handler}
-    stop_signals.clear()
 
     def note(number, frame):
         stop_signals.append(number)
@@ -100,7 +94,7 @@ def noting_signals():
         if signal.getsignal(number) != signal.SIG_IGN:      # Windows has no SIGHUP
             before[number] = signal.signal(number, note)
     try:
-        yield
+        yield stop_signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -7,7 +7,8 @@ The name of an encoding is `bytes`, one of tiktoken's such as gpt2, the path of 
 knobs on which its words depend, calc:p=5. An encoding has
 
     name, n_vocab       its tokens are the numbers below n_vocab
-    eot_token, ends     the token that is written after each document; all tokens that end a text
+    eot_token           the token that is written after each document (not of a task)
+    ends                all tokens that end a text
     encode(text)        -> tokens; in front of them the begin-of-text token, if the tokenizer has
                         one. '<s>' in the text is three letters, never a token that begins or ends
     decode(tokens)      -> text, with '\ufffd' for a part of a letter

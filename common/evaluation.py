@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from common import distributed
-from common.errors import check, explain
+from common.errors import check
 from common.files import read_csv, write_csv
 
 
@@ -48,7 +48,8 @@ def evaluate(model, examples, n_windows, n_loop, dev='cpu', autocast=nullcontext
         of_labels = torch.stack((torch.ones_like(nats), right[labelled], nats)).double()    # (3, N)
         by_depth.index_add_(1, depths[batch][labelled], of_labels)
         solved += (right | ~labelled).all(dim=1).sum()
-    n_labels, n_right, nats = distributed.add_up(by_depth).sum(dim=1).tolist()
+    by_depth = distributed.add_up(by_depth)
+    n_labels, n_right, nats = by_depth.sum(dim=1).tolist()
     share_solved = distributed.add_up(solved).item() / n_windows
     return Score(nats / n_labels, n_right / n_labels, share_solved, by_depth)
 
@@ -87,22 +88,18 @@ def table_of(scores):
     return rows
 
 
-def save_scores(scores, is_task, folder, suffix=''):
+def save_scores(scores, folder, suffix=''):
     """
-    The table_of scores -> folder/eval{suffix}.csv; on a task its picture, depth{suffix}.png. With a
-    suffix, rows of other loop counts stay that the file has already.
+    The table_of scores -> folder/eval{suffix}.csv. With a suffix, rows of other loop counts stay
+    that the file has already.
     """
     if distributed.RANK > 0:
         return
     path = os.path.join(folder, f'eval{suffix}.csv')
     rows = table_of(scores)
     if suffix and os.path.exists(path):
-        with explain(f"cannot read '{path}'", 'move it away, and evaluate again'):
-            earlier = [{name: int(text) if text.isdigit() else float(text)
-                        for name, text in row.items()} for row in read_csv(path)]
-            rows += [row for row in earlier if row['loops'] not in scores]
+        earlier = [{name: int(text) if text.isdigit() else float(text)
+                    for name, text in row.items()} for row in read_csv(path)]
+        rows += [row for row in earlier if row['loops'] not in scores]
         rows.sort(key=lambda row: row['loops'])
     write_csv(rows, path)
-    if is_task:
-        from common import plots  # here, since matplotlib takes a second to import
-        plots.depth(rows, os.path.join(folder, f'depth{suffix}.png'))

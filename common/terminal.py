@@ -30,9 +30,6 @@ def print_rows(title, rows, formats):
     """Print columns of rows that have a value somewhere. formats: {column: its format}."""
     formats = {name: shape for name, shape in formats.items()
                if any(row.get(name) is not None for row in rows)}
-    if not formats:
-        print(f'\n{title} no values')
-        return
     lines = [list(formats)]
     for row in rows:
         lines.append(['' if row.get(name) is None else format(row[name], shape)

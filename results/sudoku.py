@@ -7,7 +7,8 @@ What results/sudoku.md shows of a model of Sudoku: solved boards by loops and by
 
 A board is done as soon as its answer is valid, which the rules alone tell; since each board has one
 solution, a valid answer is the right one. Answers are looked at after the numbers of loops in
-`loops`. A start is other noise, for the boards that are left.
+`loops`. A start is other noise, for the boards that are left; after the first one a candidate skips
+a step with the chance `skip`.
 
 Ways to stop, for boards one at a time: `fixed`, after the last of `loops`; `valid`, as above;
 `rest`, as soon as no candidate moves farther than tau in a step; `sleep`, the exit rule `norm` with
@@ -37,6 +38,7 @@ file: str | None = None     # in place of them the boards of a file, see boards_
 most: int | None = None     # so many of them, evenly spread; None = all
 loops = [16, 32, 64, 128, 256]
 starts = 8
+skip = 0.2                  # in all starts but the first, see loops.RecurrentGroup
 ways = []                   # in place of loops and starts: ways to stop
 tau = 0.3                   # of rest and sleep: how far a candidate that is still may move
 path: str | None = None     # of the CSV; None = sudoku.csv in the folder of the run's results
@@ -82,6 +84,7 @@ def solve(model, x, start=0, way='valid'):
                 trace[0]['steps_used'].amax(dim=1) < most)
     group = model.groups[0]
     span = Span(0, T, x.device)
+    group.skip = skip if start else 0.0
     model.see(T)
     e = model.embed(x, span.pos).float()
     f = group.map_of_all(e, span)
@@ -148,6 +151,7 @@ def by_starts(model, kind, x):
 @torch.no_grad()
 def main():
     torch.set_num_threads(1)
+    torch.manual_seed(1337)     # of the steps that are skipped
     model, _, _, folder = open_run(out_dir, length=4096)
     if file:
         asked = [(file.rpartition('/')[2], boards_in(file, most))]

@@ -161,7 +161,7 @@ def test_a_bare_argument_and_an_imported_script(script):
             (['as_before.py'], {'count'}, set())):
         settings = script(*args)['settings']
         assert (settings.given.keys(), settings.flags) == (given, flags)
-    assert configure(dict(__name__='script', rate=0.5)).knobs() == dict(rate=0.5)
+    assert configure(dict(__name__=__name__, rate=0.5)).knobs() == dict(rate=0.5)
 
 
 def test_help_has_every_knob_with_its_comment(script, capsys):
@@ -188,7 +188,7 @@ class Shape:
 
 
 class Plain:
-    def __init__(self, width=8, steps: int | None = None):
+    def __init__(self, width: int = 8, steps: int | None = None):
         self.width, self.steps = width, steps
 
 
@@ -205,7 +205,7 @@ def test_a_choice_is_built_from_its_name_and_arguments():
 
 
 @pytest.mark.parametrize('call, hint', [
-    ('shpe', "'shape'"), ('', 'thing'), ('shape', 'sides'), ('shape:sides=x', 'sides'),
+    ('shpe', "'shape'"), ('', 'thing'), ('shape:sides=x', 'sides'),
     ('shape:sides=5,scal=2', "'scale'"), ('shape:sides', 'sides'), ('shape:sides=5,,', 'sides'),
     ('plain:width=2.5', 'width'), ('nothing:width=3', 'width')])
 def test_a_bad_choice_is_an_error_in_words(call, hint):

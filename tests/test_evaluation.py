@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 import data
 import tasks
-from common import evaluation, plots
+from common import evaluation
 
 
 @pytest.fixture
@@ -58,13 +58,12 @@ def test_a_problem_is_solved_if_all_its_labels_are_right(tiny, task, T, monkeypa
 
 def test_the_table_by_depth(tiny, monkeypatch, tmp_path):
     """Against the logits, label by label, at 16 and at 40 tokens."""
-    monkeypatch.setattr(plots, 'depth', lambda rows, path: None)
     monkeypatch.setattr(tasks.Problems, 'n_problems', 30)
     for T in 16, 40:
         model, problems = tiny(vocab_size=13, block_size=T), tasks.Problems('calc')
         scores = {n: evaluation.evaluate(model, problems, 30, n) for n in (1, 2)}
         x, y, depth = (torch.from_numpy(values) for values in problems.all_held_out(T))
-        evaluation.save_scores(scores, True, tmp_path)
+        evaluation.save_scores(scores, tmp_path)
         rows = read_csv(tmp_path / 'eval.csv')
         bins = [(row['first'], row['last']) for row in rows if row['loops'] == '1']
         assert bins[:5] == [('0', '0'), ('1', '1'), ('2', '2'), ('3', '4'), ('5', '8')]

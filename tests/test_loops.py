@@ -82,6 +82,17 @@ def test_a_damped_step_goes_a_part_of_the_way(tiny, idx):
     torch.testing.assert_close(damped.step(x, e), 0.3 * x + 0.7 * group.step(x, e))
 
 
+def test_a_token_that_skips_a_step_keeps_its_state(tiny):
+    group = tiny().groups[1]
+    x, e = torch.randn(2, 3, 16, 16)
+    plain = group.step(x, e)
+    group.skip = 0.5
+    after = group.step(x, e)
+    took = (after == plain).all(dim=-1)                                             # (3, 16)
+    assert 0 < took.sum() < took.numel()
+    assert torch.equal(after, torch.where(took[..., None], plain, x))
+
+
 def test_the_state_is_float32_under_bf16(tiny, idx):
     model, trace = tiny(), []
     into_block, out_of_attention = [], []

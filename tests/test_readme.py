@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -39,7 +40,7 @@ def folder(tmp_path_factory):
     """A user's folder: what the clone has, a text, and mine.py as the page prints it."""
     folder = tmp_path_factory.mktemp('user')
     for name in 'pretrained', 'config', 'zoo':
-        os.symlink(os.path.join(ROOT, name), folder / name)
+        shutil.copytree(os.path.join(ROOT, name), folder / name)
     (folder / 'mine.py').write_text(program('EXITS['))
     with contextlib.chdir(folder):
         make_book()         # book.txt, and data/book

@@ -17,6 +17,7 @@ REFUSED = [
     ('train.py', ['--learning_rate=inf']),
     ('train.py', ['--grad_clip=-1']),
     ('train.py', ['--eval_loops=[]']),
+    ('train.py', ['--eval_loops=[[2],2.5]']),
     # the shape of a model
     ('train.py', ['--groups=[[9]]']),
     ('train.py', ['--eval_loops=[0]']),

@@ -37,9 +37,8 @@ TINY = {        # flags behind those of a command
 def folder(tmp_path, monkeypatch):
     """A user's folder: what the clone has, and texts."""
     monkeypatch.chdir(tmp_path)
-    for name in 'pretrained', 'config', 'zoo':
-        os.symlink(f'{ROOT}/{name}', name)
-    shutil.copytree(f'{ROOT}/results', 'results')
+    for name in 'pretrained', 'config', 'zoo', 'results':
+        shutil.copytree(f'{ROOT}/{name}', name)
     make_book()
     for name in 'wiki', 'torchdocs':
         os.symlink('book', f'data/{name}')
