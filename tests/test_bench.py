@@ -1,6 +1,7 @@
 """bench.py: quality is the model's own, costs and thresholds by hand, and whole runs."""
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,7 @@ def value(rows, name, column):
 # a whole run --------------------------------------------------------------------------------------
 
 def test_a_whole_run(fresh):
+    assert re.search('--decoder=.* as in sample.py', finished('--help', script='bench.py'))
     printed = finished(*SMALL, "--cache=['exact','latest']", script='bench.py')
     rows = read_csv('out/bench.csv')
     names = [f'loops {n}, {cache}' for n in (1, 2, 5) for cache in ('exact', 'latest')]
