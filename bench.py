@@ -8,7 +8,9 @@ How good and how fast is each way to decode: fixed loops, exit rules, drafts, wa
                                         written into exits.json, where sample.py finds them
 
 A way to decode is a *method*, and a row of bench.csv. Each is compared with the first one, the
-*full budget*: n_loop fixed loops with the cache `exact`.
+*full budget*: n_loop fixed loops with the cache `exact`. n_loop is 30, or r if loop_draw is fixed,
+or on a task with rules that wake 2 T + 100. Fewer loops can check drafts (check=8). All rules are
+tried in waves, too; one may have a threshold of its own in place of taus (norm:1).
 
     quality     loss and accuracy on held-out windows, or on problems of a task. It is not measured
                 for drafts and waves, which are built to write the text of a loop budget
@@ -47,20 +49,15 @@ from loops import Plan, as_noise
 out_dir: str | None = None  # None = out, or pretrained/text if you have trained no model
 dataset: str | None = None  # held-out text or a task with other knobs; None = the run's own
 length: int | None = None   # tokens of a window; None = block_size
-rules: str | list = ['norm_rel', 'kl', 'accel']     # names in exits.EXITS, or MODULE:NAME; with a
-                            # threshold of its own: norm:1
-taus: float | list | None = None    # thresholds of the others; None = 0.03 ... 30, and to calibrate
-                            # 0.001 ... 30
+rules: str | list = ['norm_rel', 'kl', 'accel']     # names in exits.EXITS, or MODULE:NAME
+taus: float | list | None = None    # thresholds; None = 0.03 ... 30, with calibrate 0.001 ... 30
 budgets: int | list = [1, 2, 4, 8]  # fixed loop steps
-decoder: str | list = ['drafts:loops=2,check=8', 'wave:width=8']    # as in sample.py; drafts have a
-                            # budget of their own, check; None = n_loop. Waves get all the rules
-n_loop: int | None = None   # the full budget; None = 30, or r if loop_draw is fixed; on a task with
-                            # rules that wake 2 T + 100
+decoder: str | list = ['drafts:loops=2,check=8', 'wave:width=8']    # as in sample.py
+n_loop: int | None = None   # the full budget; None = that of the model or the task
 cache: str | int | list = 'exact'   # of fixed loops and rules: exact, latest, a number of slots
 wake: bool | list | None = None     # may a token that has exited wake? None = on a task
 n_windows = 24              # held-out windows for quality; with --calibrate on a task new problems
-n_prompts = 8               # windows that are timed: texts to continue, or problems to read; 0 =
-                            # none, and without times no decoders
+n_prompts = 8               # windows that are timed; 0 = none, and without times no decoders
 prompt_tokens: int | None = None    # length of a prompt; None = half a window
 new_tokens = 24             # length of a text. The first token also reads the prompt: not timed
 compile = False             # compile the passes after a prompt, see compiled.py; not on a task
@@ -101,24 +98,17 @@ class Method:
     rule: Exit | None = None        # None = fixed loops
     decoder: str = 'one_by_one'     # its name and arguments. The others can only write texts
 
-    @property
-    def kind(self):
-        """A word for the table."""
-        if self.decoder != 'one_by_one':
-            return self.decoder.partition(':')[0]
-        if self.rule:
-            return 'exit rules'
-        return 'fixed loops' if self.n_loop else 'no loops'
-
     def columns(self):
         """The columns of bench.csv that say what it is."""
         rule = self.rule
+        kind = 'exit rules' if rule else 'fixed loops'
         words = f'{rule.name} {rule.tau:g}' if rule else f'loops {self.n_loop}'
         if self.decoder == 'one_by_one':
             words += f', {self.cache}' + (', wake' if rule and rule.wake else '')
         else:
+            kind = self.decoder.partition(':')[0]
             words = f'{self.decoder}, {words}'
-        return dict(name=words, kind=self.kind, cache=self.cache, n_loop=self.n_loop,
+        return dict(name=words, kind=kind, cache=self.cache, n_loop=self.n_loop,
                     rule=rule.name if rule else None, tau=rule.tau if rule else None,
                     wake=rule.wake if rule else None, decoder=self.decoder)
 
@@ -142,34 +132,33 @@ def methods_of(model, task=None):
         return [Method(0)]
     budget = n_loop
     if budget is None and task:
-        budget = task.budget(model.config.block_size, wake is None or True in values_of('wake'))
+        wakes = 'exact' in values_of(cache) and (wake is None or True in values_of(wake))
+        budget = task.budget(model.config.block_size, wakes)
     budget = model.loop_counts(budget, has_rule=True)[0]
 
     methods = [Method(budget)]
-    for policy in values_of('cache'):
-        methods += [Method(n, policy) for n in (*values_of('budgets'), budget)]
+    for policy in values_of(cache):
+        methods += [Method(n, policy) for n in (*values_of(budgets), budget)]
         can_wake = task is not None and policy == 'exact'
-        for wakes in values_of('wake') or [can_wake]:
+        for wakes in values_of(wake) or [can_wake]:
             check(can_wake or not wakes, 'tokens wake only in problems that are read in one pass, '
                   'with --cache=exact: leave out --wake')
             methods += [Method(budget, policy, rule) for rule in rules_of(wakes, policy)]
     if n_prompts and not task:          # decoders write texts
-        for call in values_of('decoder'):
-            way = decoder_of(call)
-            most = isinstance(way, Drafts) and way.check or budget
-            policy = way.needs_cache or 'exact'
-            of_rules = rules_of(False, policy, way) if way.default_rule else [None]
+        for call in values_of(decoder):
+            chosen = decoder_of(call)
+            most = getattr(chosen, 'check', None) or budget
+            policy = chosen.needs_cache or 'exact'
+            of_rules = rules_of(False, policy, chosen) if chosen.default_rule else [None]
             methods += [Method(most, policy, rule, call) for rule in of_rules]
-    for method in methods:
-        method.plan(model)              # ValueError for a budget that no model takes
     return list(dict.fromkeys(methods))         # each once
 
 
-def rules_of(wakes, policy, way=None):
-    """The rules that the knobs ask for, each with its thresholds: a list of Exits."""
-    thresholds = values_of('taus') or (TAUS if calibrate else TAUS[3:])
-    return [choose(name, tau, wakes, policy, way)[0]
-            for name, own_tau in map(name_and_tau, values_of('rules'))
+def rules_of(wakes, policy, chosen=None):
+    """The rules that the knobs ask for, each with its thresholds, for a decoder: Exits."""
+    thresholds = values_of(taus) or (TAUS if calibrate else TAUS[3:])
+    return [choose(name, tau, wakes, policy, chosen)[0]
+            for name, own_tau in map(name_and_tau, values_of(rules))
             for tau in (thresholds if own_tau is None else [own_tau])]
 
 
@@ -183,19 +172,18 @@ def name_and_tau(rule):
 
 
 def values_of(knob):
-    """A knob that is one value, a list of values or None -> a list. ValueError for None in it."""
-    value = globals()[knob]
-    values = value if isinstance(value, list) else [value]
-    check(value is None or None not in values, f'{knob} holds None: leave it out')
-    return [] if value is None else values
+    """A knob that is one value, a list of values or None -> a list."""
+    if knob is None:
+        return []
+    return knob if isinstance(knob, list) else [knob]
 
 
 # quality ------------------------------------------------------------------------------------------
 
 def quality(model, method, idx, targets):
     """
-    Read windows idx (N, T) with labels targets (N, T), -1 where there is none -> nats, right
-    answers, labels, and loop steps per token of each window, (4, N).
+    Read windows idx (N, T) with labels targets (N, T), see tasks.NOT_ASKED -> nats, right answers,
+    labels, and loop steps per token of each window, (4, N).
     """
     parts = []
     at_once = windows_at_once(model.config)
@@ -353,10 +341,9 @@ def thresholds_of(model, methods, idx, targets, is_task):
     """
     families = {}
     for method in methods:
-        if method.kind == 'exit rules':
+        if method.rule and method.decoder == 'one_by_one':
             key = method.rule.name, method.cache, method.rule.wake
             families.setdefault(key, []).append(method)
-    check(families, 'there is no threshold to find: no exit rule is given, or nothing loops')
 
     N, T = idx.shape
     full = None if is_task else quality(model, methods[0], idx, targets)
@@ -409,11 +396,13 @@ def store_rows(rows, folder):
 def main():
     dev, _ = pick_device(device, 'float32')
     check(new_tokens > 1, 'new_tokens must be at least 2, since the first one is not timed')
-    check(calibrate or store is False, 'store is for --calibrate')
+    is_stored = store is not False
+    tau_is_named = is_stored and store is not True
+    check(calibrate or not is_stored, 'store is for --calibrate')
     model, checkpoint, folder, results = open_run(out_dir, dev, length=length)
     is_task = tasks.is_task(dataset or checkpoint['config']['dataset'])
     check(not (is_task and compile), 'passes over problems are not compiled: leave out --compile')
-    check(store is False or (store is True) != is_task, 'on text --most_nats chooses the threshold '
+    check(not is_stored or tau_is_named == is_task, 'on text --most_nats chooses the threshold '
           'that --store writes; on problems name the threshold, such as --store=1')
     T = model.config.block_size
     problems = tasks.problems_of(checkpoint, dataset) if is_task else None
@@ -428,25 +417,21 @@ def main():
         _, idx, targets, depth = data.held_out_windows(checkpoint, n_windows, dataset, dev)
     if calibrate:
         rows = thresholds_of(model, methods, idx, targets, is_task)
-        check(store is False or rows, f'--store={store}: name a threshold of the table')
-        if store is not False:
+        check(rows or not is_stored, f'--store={store}: name a threshold of the table')
+        if is_stored:
             store_rows(rows, results)
-            names = ' or '.join(dict.fromkeys(name for name, _ in rows))
-            print(f'\n{results}/exits.json has them: python sample.py --out_dir={folder} '
-                  f'--exit={names}')
+            print(f'\n{results}/exits.json has them')
         return
 
     prompts = idx[:n_prompts, None, :T if is_task else prompt_tokens or T // 2]     # (n, 1, any)
     deepest = depth.max(axis=1).mean() if is_task else None
     rows = measure(model, methods, idx, targets, prompts, f'{results}/bench.csv', is_task, deepest)
-    title = f'{results}/bench.csv:'
     if len(prompts):
-        title = f'{results}/bench.csv, the fastest method first:'
         of_rules = [row for row in rows if row['kind'] == 'exit rules']
         if of_rules:
             figure_4(of_rules, f'{results}/figure_4.png')
         rows.sort(key=lambda row: row['ms_per_token'])
-    print_rows(title, rows, SHOWN)
+    print_rows(f'{results}/bench.csv:', rows, SHOWN)
 
 
 if __name__ == '__main__':

@@ -19,8 +19,8 @@ A folder of nanoGPT's with train.bin and val.bin can be put there as it is: its 
 A text file is one document, or several if <|endoftext|> stands between them. A tokenizer is
 `bytes`, one of tiktoken's such as gpt2, or the path of a tokenizer.json. What is held out:
 
-    own text     of all files in order of name the last 5%, cut between documents, but within one
-                 that has more than a tenth of the text; or the text of --val_path
+    own text     the last 5% of the text (files in order of name), cut between documents, or inside
+                 one that has more than a tenth; or the text of --val_path
     torchdocs    the first document and every 48th after it
     FineWeb      the first document and every 2,000th after it
 
@@ -45,7 +45,7 @@ import torch
 
 import tasks
 from common.configurator import Count, Positive
-from common.encoding import EOT, STORED, open_text_encoding, train_bpe
+from common.encoding import EOT, STORED, open_encoding, train_bpe
 from common.errors import OWN_FILE, check, did_you_mean, explain
 from common.evaluation import spread
 from common.files import ROOT, read_json, write_json
@@ -60,9 +60,6 @@ tokens: Positive = 3e8      # fineweb: how many tokens to take (the paper's budg
 subset = 'sample-10BT'      # fineweb: sample-100BT, sample-350BT, default, CC-MAIN-2024-10
 overwrite = False           # replace a data set
 # --------------------------------------------------------------------------------------------------
-
-SPLITS = 'train', 'val'
-
 
 # where documents come from: (split, text) pairs ---------------------------------------------------
 
@@ -80,7 +77,6 @@ def fineweb(path, subset):
         rows = datasets.load_dataset(path, subset, split='train', streaming=True)
         texts = (row['text'] for row in rows.select_columns('text') if row['text'])
         for number, text in enumerate(texts):
-            check(isinstance(text, str), f'in row {number} it is no text')
             yield 'train' if number % 2000 else 'val', text
 
 
@@ -131,8 +127,8 @@ def documents_of(files):
 
 # documents -> data/NAME ---------------------------------------------------------------------------
 
-def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=tokens, subset=subset,
-         overwrite=False):
+def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=3e8,
+         subset='sample-10BT', overwrite=False):
     """Write data/NAME -> its meta, or keep it if the same call made it. Arguments: the knobs."""
     folder = f'data/{name}'
     call = dict(path=path, val_path=val_path, tokenizer=tokenizer, bpe=bpe, tokens=tokens,
@@ -143,14 +139,16 @@ def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=tokens
         if not overwrite:
             return found(folder, call)
         others = {*os.listdir(folder)} - {'train.bin', 'val.bin', 'meta.json', 'tokenizer.json'}
-        check(not others, f'{folder} holds {others}, which would be lost: choose another name')
+        check(not others, f"{folder} would lose {', '.join(others)}: choose another name")
 
     # documents and encoding
     is_web = name == 'fineweb'
     is_own = not is_web and name != 'torchdocs'
-    check(is_own or not bpe and not val_path, '--bpe and --val_path are for text of your own')
-    check(is_web or is_own == bool(path), 'text of your own needs a name of its own, and its path: '
-          'python data.py NAME --path=TEXT')
+    if is_own:
+        check(path, f'there is no text: python data.py {name} --path=TEXT')
+    else:
+        check(not (bpe or val_path or path and not is_web), 'text of your own needs a name of its '
+              'own: python data.py NAME --path=TEXT')
     if is_web:
         documents = fineweb(path or 'HuggingFaceFW/fineweb', subset)
     elif is_own:
@@ -161,7 +159,7 @@ def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=tokens
         check(not tokenizer, '--bpe trains a tokenizer: leave out --tokenizer')
         encoding = train_bpe([text for split, text in documents if split == 'train'], bpe)
     else:
-        encoding = open_text_encoding(tokenizer or ('gpt2' if is_web else 'bytes'))
+        encoding = open_encoding(tokenizer or ('gpt2' if is_web else 'bytes'))
     check(encoding.n_vocab <= 2 ** 16, f'{encoding.n_vocab} tokens, and uint16 has room for 65536: '
           'use another tokenizer')
 
@@ -173,24 +171,25 @@ def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=tokens
         if encoding.name.startswith(STORED):
             encoding.save(new)
         meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, call=call, complete=False)
-        write_json(meta, f'{new}/meta.json')        # a full disk will have no room for it
-        failure = None
+        write_json(meta, f'{new}/meta.json')    # first: a full disk would have no room for it later
+        # a broken stream keeps its part if that is more than what is there
+        broken_off = None
         try:
             write(documents, encoding, new, tokens if is_web else math.inf)
             write_json(meta | dict(complete=True), f'{new}/meta.json')
         except BaseException as error:
             if not is_web or worth(new) <= worth(folder):
                 raise
-            failure = error
+            broken_off = error
         if overwrite and os.path.exists(folder):
             os.rename(folder, f'{private}/old')
         try:
             os.rename(new, folder)
         except OSError:
             return found(folder, call)      # another process was faster
-    if failure:
+    if broken_off:
         print(f'{folder} keeps what was written: {in_words(folder)}', file=sys.stderr)
-        raise failure
+        raise broken_off
     return read_meta(folder)
 
 
@@ -199,7 +198,7 @@ def found(folder, call):
     meta = read_meta(folder)
     check(meta.get('call') == call, f'{folder} was made in another way: --overwrite replaces it, '
           'or choose another name')
-    print(f'{folder} is there already: --overwrite makes it anew', file=sys.stderr)
+    print(f'{folder} is there already; changed text needs --overwrite', file=sys.stderr)
     return meta
 
 
@@ -211,7 +210,6 @@ def write(documents, encoding, folder, most_tokens):
         for number, (split, text) in enumerate(documents):
             ids = encoding.encode(text) + [encoding.eot_token]
             bins[split].write(np.array(ids, dtype='<u2').tobytes())
-            val.flush()         # a disk that train.bin has filled would have no room for it
             n_tokens += len(ids)
             if n_tokens >= most_tokens:
                 break
@@ -234,7 +232,7 @@ def read_meta(folder):
 
 def tokens_in(folder):
     """How many tokens each split has."""
-    return {split: os.path.getsize(f'{folder}/{split}.bin') // 2 for split in SPLITS}
+    return {split: os.path.getsize(f'{folder}/{split}.bin') // 2 for split in ('train', 'val')}
 
 
 def in_words(folder):
@@ -247,7 +245,7 @@ def in_words(folder):
 
 
 def worth(folder):
-    """What may replace it: inf if it is whole, a part's tokens, 0 if it has no window of 512."""
+    """How much it is worth: inf if it is whole, a part's tokens, 0 if it has no window of 512."""
     if not os.path.exists(folder):
         return 0
     if read_meta(folder).get('complete', True):
@@ -257,14 +255,6 @@ def worth(folder):
 
 
 # data/NAME -> batches -----------------------------------------------------------------------------
-
-def open_encoding(name, folder=None):
-    """The encoding of this name: the words of a task, or that of open_text_encoding."""
-    check(name, 'this model came without a tokenizer.json, so it cannot read or write text')
-    if tasks.is_task(name):
-        return tasks.Problems(name).encoding
-    return open_text_encoding(name, folder)
-
 
 def open_data(name, model_tokenizer=None, vocab_size=math.inf):
     """
@@ -292,14 +282,14 @@ def held_out_windows(checkpoint, n, dataset=None, dev='cpu'):
     T = args['block_size']
     numbers = spread(examples, n, T)
     idx, targets = examples.held_out(numbers, T)
-    depth = examples.depths(T)[numbers] if examples.is_task else None
+    depth = examples.all_held_out(T)[2][numbers] if examples.is_task else None
     return examples, idx.to(dev), targets.to(dev), depth
 
 
 class Text:
     """
     The tokens of data/NAME, with its splits as uint16 memmaps. A task (tasks.Problems) has the same
-    methods, its labels' depths(T), and these attributes:
+    methods, all_held_out(T) for the depths of labels, and these attributes:
 
         name, description       of the data set, or of the task without its knobs; in words
         sha256                  of what is trained on: --resume refuses another one
@@ -325,7 +315,7 @@ class Text:
         self.tokenizer = meta['tokenizer']
         self.vocab_size = meta['vocab_size']
         if self.tokenizer.startswith(STORED):
-            self.tokenizer_json = open_text_encoding(self.tokenizer, folder)
+            self.tokenizer_json = open_encoding(self.tokenizer, folder)
         self.description = f'{name}: {in_words(folder)}'
 
     @functools.cached_property
@@ -333,7 +323,7 @@ class Text:
         with open(f'{self.folder}/train.bin', 'rb') as f:
             return hashlib.file_digest(f, 'sha256').hexdigest()
 
-    def check_fits(self, T, rows=1):
+    def check_fits(self, T):
         """ValueError unless each split has a window of T tokens and the token after it."""
         shortest = min(len(self.train), len(self.val))
         check(shortest > T, f'{self.name} has a split of {shortest} tokens, and no window of {T} '

@@ -65,14 +65,15 @@ class Task:
                                                 loop steps of each token, to colour it, or None
         valid(x, guesses) -> (B,) bool          which problems (B, T) the rules alone call solved
     """
-    shapes = ()                 # the names of the fields on which the words depend
+    of_words = ()               # the names of the fields on which the words depend
     most_held_out = 2 ** 20     # tokens in all held-out problems of one length
     oracle = picture = valid = None
 
     def budget(self, T, wakes=True):
         """
         The loop steps for a problem of T tokens, unless the user says more; None = the model's own.
-        Here, if tokens wake: enough for news that travels one token per step, there and back.
+        Here, if tokens wake: enough for news that travels one token per step, there and back, and
+        100 in which the states come to rest.
         """
         return 2 * T + 100 if wakes else None
 
@@ -81,8 +82,8 @@ class Task:
         return self(rng, rows, T)
 
     def read(self, text):
-        """A problem as somebody types it -> its words. ValueError if it is none."""
-        return text.split()
+        """A problem that was typed -> its words, with blanks between. ValueError if it is none."""
+        return text
 
 
 @dataclass
@@ -96,10 +97,7 @@ class Calc(Task):
     p: int = 5
     reset: NotNegative = 0.2
 
-    shapes = ('p',)
-
-    def __post_init__(self):
-        check(self.p >= 2, f'p must be at least 2, not {self.p}')
+    of_words = ('p',)
 
     def __call__(self, rng, rows, T):
         p = self.p
@@ -157,8 +155,8 @@ class Problems:
         self.name = dataset.partition(':')[0]
         self.task = build(dataset, TASKS, 'task')
         # the same words have the same name
-        shapes = ','.join(f'{field}={getattr(self.task, field)}' for field in self.task.shapes)
-        self.encoding = Words(f'{self.name}:{shapes}', self.task.words())
+        of_words = ','.join(f'{field}={getattr(self.task, field)}' for field in self.task.of_words)
+        self.encoding = Words(f'{self.name}:{of_words}', self.task.words())
         self.tokenizer = self.encoding.name
         self.vocab_size = self.encoding.n_vocab
         self.description = f'problems of {dataset}, made as they are needed'
@@ -168,7 +166,8 @@ class Problems:
     def make(self, rng, rows, T):
         """Problems: x, y, depth (rows, T)."""
         arrays = self.task(rng, rows, T)
-        check(all(array.shape == (rows, T) and array.dtype == np.int64 for array in arrays),
+        check(len(arrays) == 3 and all(array.shape == (rows, T) and array.dtype == np.int64
+                                       for array in arrays),
               f'the task {self.name} must make three arrays of int64, {rows} x {T} each')
         return arrays
 
@@ -185,7 +184,7 @@ class Problems:
         A problem as somebody types it, '=2 +3 *4', with the oracle's answers -> x, y (1, T).
         ValueError if it is none of the task. Without an oracle y has no labels.
         """
-        x = np.array(self.encoding.encode(' '.join(self.task.read(text))))
+        x = np.array(self.encoding.encode(self.task.read(text)))
         check(len(x), 'the problem has no words')
         y = self.answers(x) if self.task.oracle else np.full_like(x, NOT_ASKED)
         return x[None], y[None]
@@ -195,9 +194,10 @@ class Problems:
         return [row for row, (problem, labels) in enumerate(zip(x, y))
                 if ((labels != NOT_ASKED) & (labels != self.answers(problem))).any()]
 
-    def check_fits(self, T, rows=1):
-        """ValueError if T or a knob does not fit the task, or a token is not one of its words."""
-        x, y, _ = self.make(np.random.default_rng(0), rows, T)
+    def check_fits(self, T):
+        """ValueError if T or a knob does not fit the task, or a few problems are none."""
+        x, y, _ = self.make(np.random.default_rng(0), 8, T)
+        check((y != NOT_ASKED).any(axis=1).all(), f'a problem of {self.name} has no label')
         tokens = np.concatenate((x.flatten(), y[y != NOT_ASKED]))
         check(0 <= tokens.min() <= tokens.max() < self.vocab_size, f'the task {self.name} has '
               f'{self.vocab_size} words, and tokens from {tokens.min()} to {tokens.max()}')
@@ -205,10 +205,7 @@ class Problems:
     def batch(self, rng, rows, T, mine=slice(None)):
         """The slice `mine` of a batch of `rows` problems: x, y (B, T). See Task.batch."""
         x, y, _ = self.task.batch(rng, rows, T)
-        n, T_batch = x.shape
-        check(n > 0 and n % rows == 0 and T_batch <= T, f'a batch of {self.name} must have a '
-              f'multiple of {rows} rows and at most {T} tokens, not {n} and {T_batch}')
-        x, y = (array.reshape(rows, -1, T_batch)[mine] for array in (x, y))
+        x, y = (array.reshape(rows, -1, array.shape[1])[mine] for array in (x, y))
         return torch.from_numpy(x).flatten(0, 1), torch.from_numpy(y).flatten(0, 1)
 
     def n_held_out(self, T):
@@ -217,7 +214,7 @@ class Problems:
 
     @functools.cache
     def all_held_out(self, T):
-        """The held-out problems of T tokens, of a fixed seed: x, y, depth (n_held_out(T), T)."""
+        """The n held-out problems of T tokens, with a seed for each n: x, y, depth (n, T)."""
         n = self.n_held_out(T)
         return self.make(np.random.default_rng([n, *b'held-out']), n, T)
 
@@ -225,11 +222,6 @@ class Problems:
         """The held-out problems of these numbers -> x, y (N, T)."""
         x, y, _ = self.all_held_out(T)
         return torch.from_numpy(x[numbers]), torch.from_numpy(y[numbers])
-
-    def depths(self, T):
-        """The depth of each label of the held-out problems, (n_held_out(T), T)."""
-        _, _, depth = self.all_held_out(T)
-        return depth
 
 
 def problems_of(checkpoint, dataset=None):

@@ -192,7 +192,7 @@ def main():
     with memory_explained(), distributed.processes(device, dtype) as (dev, autocast):
         vocab_size = checkpoint['model_args']['vocab_size'] if checkpoint else math.inf
         examples = data.open_data(dataset, checkpoint.get('tokenizer'), vocab_size)
-        examples.check_fits(block_size, batch_size)
+        examples.check_fits(block_size)
         model = make_model(cls, checkpoint, examples).to(dev)
         run = Run(model, examples, counts_of(model), dev, autocast)
         complete = evaluate_only(run, checkpoint) if eval_only else train(run, checkpoint)

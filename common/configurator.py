@@ -186,7 +186,7 @@ class Settings:
         """Print the script's docstring, then every knob with its value and its comment."""
         source = Path(self.script['__file__']).read_text(encoding='utf-8')
         knob_and_comment = r'^ {0,4}(\w+)(?:: [^=\n]+)? = [^#\n]*# *(.*)'
-        comments = dict(re.findall(knob_and_comment, source, re.MULTILINE))
+        comments = dict(reversed(re.findall(knob_and_comment, source, re.MULTILINE)))
         print((self.script.get('__doc__') or '').strip())
         print('\nknobs (a config file or --key=value changes them):')
         for key, value in self.knobs().items():

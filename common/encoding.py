@@ -15,7 +15,6 @@ knobs on which its words depend, calc:p=5. An encoding has
 """
 import hashlib
 import os
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,11 +29,12 @@ STORED = 'tokenizer.json:'      # and the start of its sha256: the name of a Tok
 ENDS = EOT, '<|end_text|>', '</s>', '<eos>', '<|im_end|>'
 
 
-def open_text_encoding(name, folder=None):
+def open_encoding(name, folder=None):
     """
     The encoding of texts of this name. ValueError if it is unavailable. folder: of a checkpoint or
     a data set, whose tokenizer.json is read.
     """
+    check(name, 'this model came without a tokenizer.json, so it cannot read or write text')
     if name == 'bytes':
         ranks = {bytes([i]): i for i in range(256)}         # token i is byte i
         # pieces of any length give the same tokens, and those of 16 bytes are fast
@@ -102,7 +102,6 @@ class Words:
         self.vocabulary = vocabulary
         self.n_vocab = len(vocabulary)
         self.tokens = {word: token for token, word in enumerate(vocabulary)}
-        check(len(self.tokens) == self.n_vocab, f'the task {name} has a word twice')
 
     def encode(self, text):
         """Words separated by blanks -> tokens. ValueError for an unknown word."""
@@ -124,7 +123,6 @@ class Words:
 def train_bpe(texts, vocab_size):
     """A byte-level BPE of at most vocab_size tokens, trained on texts -> its TokenizerJson."""
     from tokenizers import ByteLevelBPETokenizer
-    print(f'training a BPE of {vocab_size} tokens', file=sys.stderr)
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(texts, vocab_size, special_tokens=[EOT], show_progress=False)
     return TokenizerJson(tokenizer.to_str(pretty=True))

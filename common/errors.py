@@ -13,7 +13,7 @@ import traceback
 from contextlib import contextmanager
 
 # advice for a name that no table has
-OWN_FILE = 'a part of your own is known once its file is imported, or named behind the script'
+OWN_FILE = 'a part in zoo/ or your own is known once its file is imported or named after the script'
 
 
 def check(good, message):

@@ -32,7 +32,7 @@ def evaluate(model, examples, n_windows, n_loop, dev='cpu', autocast=nullcontext
     numbers = spread(examples, n_windows, T)[distributed.RANK::distributed.WORLD]
     depths = torch.zeros(examples.n_held_out(T), T, dtype=torch.long)
     if examples.is_task:
-        depths = torch.from_numpy(examples.depths(T)).long()
+        depths = torch.from_numpy(examples.all_held_out(T)[2]).long()
     by_depth = torch.zeros(3, int(depths.max()) + 1, dtype=torch.float64)
     solved = torch.zeros((), dtype=torch.float64)
     at_once = windows_at_once(model.config)

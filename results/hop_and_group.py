@@ -29,7 +29,7 @@ class Hop(Task):
     letters: int = 4
     hops: int = 4
 
-    shapes = 'letters', 'hops'
+    of_words = 'letters', 'hops'
 
     def __call__(self, rng, rows, T):
         letters = self.letters
@@ -92,7 +92,7 @@ class Group(Task):
     name: Literal['S3', 'S5'] = 'S3'
     reset: float = 0.2
 
-    shapes = ('name',)
+    of_words = ('name',)
 
     def __call__(self, rng, rows, T):
         number = {g: i for i, g in enumerate(GROUPS[self.name])}

@@ -19,7 +19,7 @@ class Stack(Task):
     """The number of open brackets after each word, modulo p; reset: the share of words |."""
     p: int = 5
     reset: float = 0.05
-    shapes = ('p',)
+    of_words = ('p',)
 
     def words(self):
         return ['|', 'x', '(', ')'] + [str(v) for v in range(self.p)]

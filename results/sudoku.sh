@@ -18,9 +18,9 @@ boards() {
 for seed in 1337 1 2; do
     run=sudoku-$seed
     train $run config/sudoku.py --seed=$seed
-    boards nine $run "--kinds=['minimal','singles']" '--n_boards=[500,500]'
-    boards sixteen $run "--kinds=['16']" '--n_boards=[64]' --starts=1
-    [ -z "${LISTS:-}" ] || boards seventeen $run --file="$LISTS/puzzles2_17_clue" --most=1000
+    boards nine $run "--kinds=['minimal','singles']" '--n_boards=[500,500]' --starts=32
+    boards sixteen $run "--kinds=['16']" '--n_boards=[64]'
+    [ -z "${LISTS:-}" ] || boards seventeen $run --file="$LISTS/puzzles2_17_clue" --most=1000 --starts=32
 done
 boards small sudoku-1337 "--kinds=['4','6','12']" '--n_boards=[100,100,32]' --starts=1
 [ -z "${LISTS:-}" ] || boards norvig sudoku-1337 --file="$LISTS/top95.txt"

@@ -1,6 +1,7 @@
 """bench.py: quality is the model's own, costs and thresholds by hand, and whole runs."""
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,7 @@ def value(rows, name, column):
 # a whole run --------------------------------------------------------------------------------------
 
 def test_a_whole_run(fresh):
+    assert re.search('--decoder=.* as in sample.py', finished('--help', script='bench.py'))
     printed = finished(*SMALL, "--cache=['exact','latest']", script='bench.py')
     rows = read_csv('out/bench.csv')
     names = [f'loops {n}, {cache}' for n in (1, 2, 5) for cache in ('exact', 'latest')]
@@ -97,16 +99,18 @@ def test_a_whole_run(fresh):
     assert value(rows, 'loops 5, exact', 'identical') == 1
 
 
-@pytest.mark.parametrize('flag', [
-    '--rules=["accell"]', '--rules=[None]', '--rules=missing:rule', '--taus=[0.1,None]',
-    '--taus=[-1]', '--budgets=[0]', '--budgets=[None]', '--cache=newest',
-    '--cache=[None]', '--wake=["x"]', '--wake', '--decoder=drafts:loops=3,check=3',
-    '--decoder=[None]', '--decoder=waves', '--decoder=wave:width=0', '--new_tokens=1', '--store',
-    '--calibrate --store=2', '--n_windows=9999',
-    '--n_loop=0', '--out_dir=nowhere', '--rules=[norm,kl]'])
-def test_bad_input_is_refused_before_the_work(fresh, flag):
+@pytest.mark.parametrize('flag, word', [
+    ('--rules=["accell"]', "'accel'"), ('--rules=missing:rule', 'missing'), ('--taus=[-1]', 'tau'),
+    ('--budgets=[0]', 'n_loop'), ('--cache=newest', 'newest'), ('--wake=["x"]', 'wake'),
+    ('--wake', '--wake'), ('--decoder=drafts:loops=3,check=3', 'drafts'),
+    ('--decoder=waves', "'wave'"), ('--decoder=wave:width=0', 'width'),
+    ('--new_tokens=1', 'new_tokens'), ('--store', '--calibrate'),
+    ('--calibrate --store=2', 'most_nats'), ('--n_windows=9999', 'windows'),
+    ('--n_loop=0', 'n_loop'), ('--out_dir=nowhere', 'nowhere'), ('--rules=[norm,kl]', 'quote')])
+def test_bad_input_is_refused_before_the_work(fresh, flag, word):
     Path('out/bench.csv').unlink(missing_ok=True)
-    assert refused(*SMALL, *flag.split(), script='bench.py').startswith('error: ')
+    line = refused(*SMALL, *flag.split(), script='bench.py')
+    assert line.startswith('error: ') and word in line
     assert not Path('out/bench.csv').exists()
 
 
@@ -117,12 +121,14 @@ def test_bad_input_is_refused_before_the_work(fresh, flag):
     ('exact', [False, True], ['loops 116, exact', 'norm 0.3, exact', 'norm 0.3, exact, wake']),
     ('exact', False, ['loops 30, exact', 'norm 0.3, exact']),
     (['exact', 'latest'], None, ['loops 116, exact', 'norm 0.3, exact, wake', 'loops 116, latest',
-                                 'norm 0.3, latest'])])
+                                 'norm 0.3, latest']),
+    ('latest', None, ['loops 30, exact', 'loops 30, latest', 'norm 0.3, latest'])])
 def test_tokens_of_a_problem_wake_where_they_can(tiny, knobs, cache, wake, expected):
     """They have the budget for it; decoders write no answers."""
     knobs(cache=cache, wake=wake, budgets=[], taus=[0.3], rules=['norm'])
     methods = bench.methods_of(tiny(block_size=8), Calc())
     assert [method.columns()['name'] for method in methods] == expected
+    assert bench.methods_of(tiny(groups=[]), Calc()) == [bench.Method(0)]
 
 
 def test_a_task(sums_run, monkeypatch):
@@ -134,7 +140,8 @@ def test_a_task(sums_run, monkeypatch):
     assert (rule['wake'], rule['identical'], rule['blocks']) == ('True', '', '')
     problems = data.open_data('calc:p=2,reset=0.5')
     numbers = spread(problems, 5, 12)
-    assert float(rule['deepest']) == problems.depths(12)[numbers].max(axis=1).mean()
+    assert float(rule['deepest']) == problems.all_held_out(12)[2][numbers].max(axis=1).mean()
+    assert 'leave out --compile' in refused(*flags, '--compile', script='bench.py')
 
 
 def test_what_thresholds_cost_on_problems(sums_run, monkeypatch):

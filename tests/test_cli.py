@@ -28,6 +28,8 @@ ALONE = {           # a file at the root, and what it must have printed, as a re
 # a training of seconds; no data set for a task
 SHORT = ['--n_embd=16', '--n_head=2', '--batch_size=2', '--max_iters=2', '--warmup_iters=1',
          '--eval_windows=2', '--mean_recurrence=2', '--eval_loops=[1,2]']
+ON_BOOK = ['--dataset=book', '--block_size=16']
+FLAGS = dict(calc=[], maze=['--n_head=4'], sudoku=['--n_head=4', '--block_size=64'])    # of tasks
 
 
 @pytest.fixture(scope='module')
@@ -60,15 +62,9 @@ def test_each_config_trains(folder, monkeypatch, name):
     """Of a task on its task, and of a text on a small one."""
     monkeypatch.chdir(folder)
     path = f'{ROOT}/config/{name}.py'
-    args = [path, *SHORT, f'--out_dir=out-{name}']
-    if name not in ('calc', 'maze', 'sudoku'):
-        args += ['--dataset=book', '--block_size=16']
-    if name in ('maze', 'sudoku'):
-        args += ['--n_head=4']
-    if name == 'sudoku':
-        args += ['--block_size=64']
+    args = [path, *SHORT, f'--out_dir=out-{name}', *FLAGS.get(name, ON_BOOK)]
     if name in ('kxl', 'ouro'):
-        args = [arg for arg in args if not arg.startswith('--eval_loops')]
+        args.remove('--eval_loops=[1,2]')
     assert f'python sample.py --out_dir=out-{name}' in finished(*args)
     if name == 'ouro':          # stage II begins where this stage has ended
         os.rename('out-ouro', 'out-ouro-small')

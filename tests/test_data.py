@@ -1,6 +1,5 @@
 """From a text to tokens on disk, and back to batches."""
 import os
-import re
 import resource
 import shutil
 from pathlib import Path
@@ -80,25 +79,6 @@ def test_text_is_text(tokenizer):
     assert encoding.decode([encoding.eot_token]) in (EOT, '</s>')
 
 
-@pytest.mark.parametrize('tokenizer', [llama_like, sentencepiece_like])
-def test_a_text_is_printed_as_it_comes(tokenizer, capsys):
-    """Letters of several tokens, and blanks, are those of the whole text."""
-    import sample
-    encoding = TokenizerJson(tokenizer().to_str())
-    text = 'ab \U0001f642 c größer\n 日本 ab'
-    tokens = encoding.encode(text)
-    for start in range(1, len(tokens)):
-        prompt = encoding.decode(tokens[:start])
-        if encoding.encode(prompt) == tokens[:start]:       # it does not end within a letter
-            stream = ((torch.tensor([[token]]), torch.ones(1, 1, 2)) for token in tokens[start:])
-            assert sample.print_row(stream, 0, encoding, prompt, False).shape[1] == 2
-            assert capsys.readouterr().out == f'{text}\n'
-    # the text stops within a letter
-    part = encoding.encode('a日')[len(encoding.encode('a')):-1]
-    sample.print_row([(torch.tensor([part]), torch.ones(1, 2, 2))], 0, encoding, 'a', False)
-    assert re.fullmatch('a\ufffd+\n', capsys.readouterr().out)
-
-
 def test_a_tokenizer_json_encodes_a_whole_text():
     """A token in front of each text is part of it; an end is not, since a document gets one."""
     plain = TokenizerJson(llama_like().to_str()).encode(ADDRESS)
@@ -132,10 +112,10 @@ def test_a_tokenizer_is_what_is_in_its_file():
     meta = data.make('own', 'own.txt', bpe=300)
     shutil.copytree('data/own', 'moved')
     data.make('again', 'own.txt', tokenizer='moved/tokenizer.json')
-    data.open_data('again', meta['tokenizer'])
+    data.open_data('again', meta['tokenizer'], meta['vocab_size'])
     data.make('other', 'own.txt', bpe=260)
     with pytest.raises(ValueError):
-        data.open_data('other', meta['tokenizer'])
+        data.open_data('other', meta['tokenizer'], meta['vocab_size'])
     shutil.copy('data/other/tokenizer.json', 'data/own/tokenizer.json')
     with pytest.raises(ValueError):
         data.open_data('own')
@@ -156,7 +136,7 @@ def test_encodings_that_are_unavailable(name, word):
 def test_torchdocs_is_made_on_first_use():
     text = data.open_data('torchdocs')
     assert (text.tokenizer, text.vocab_size, text.sha256) == ('bytes', 257, TORCHDOCS)
-    assert [(getattr(text, split) == 256).sum() for split in data.SPLITS] == [1481, 32]
+    assert [(getattr(text, split) == 256).sum() for split in ('train', 'val')] == [1481, 32]
 
 
 def test_files_are_read_in_order_of_name():
@@ -187,7 +167,7 @@ def test_the_last_twentieth_is_held_out(lengths, train, val):
 def test_tokens_of_nanogpt_are_read_in_place():
     """They are gpt2's; its letters are refused."""
     os.makedirs('data/openwebtext')
-    for split in data.SPLITS:
+    for split in ('train', 'val'):
         np.array([464, 3139, 50256], dtype='<u2').tofile(f'data/openwebtext/{split}.bin')
     text = data.open_data('openwebtext', 'gpt2', 50304)
     assert text.train.tolist() == [464, 3139, 50256]
@@ -324,7 +304,7 @@ def test_bad_input_and_nothing_lost(name, path, knobs):
 
 
 @pytest.mark.parametrize('args', [
-    ('new',), (None,), ('own', 'gpt2'), ('own', 'bytes', 256), ('calc', 'bytes')])
+    ('new',), (None,), ('own', 'gpt2', 50257), ('own', 'bytes', 256), ('calc', 'bytes', 257)])
 def test_data_that_does_not_fit_the_model(args):
     make_good()
     data.open_data('own', 'bytes', 257)

@@ -4,7 +4,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import finished, refused
+from test_data import llama_like, sentencepiece_like
+
+from common.encoding import TokenizerJson
+from sample import print_row
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +26,6 @@ def sample(*args):
 
 
 # text ---------------------------------------------------------------------------------------------
-
 
 def test_the_seed_makes_the_text():
     def text(*args):
@@ -66,6 +70,24 @@ def test_many_samples():
         assert alone[alone.index('The '):].split('---')[0] in together
     drafted = sample(*args[:1], '--num_samples=2', '--decoder=drafts:loops=1')
     assert drafted.count('tokens/s') == 2
+
+
+@pytest.mark.parametrize('tokenizer', [llama_like, sentencepiece_like])
+def test_a_text_is_printed_as_it_comes(tokenizer, capsys):
+    """Letters of several tokens, and blanks, are those of the whole text."""
+    encoding = TokenizerJson(tokenizer().to_str())
+    text = 'ab \U0001f642 c größer\n 日本 ab'
+    tokens = encoding.encode(text)
+    for start in range(1, len(tokens)):
+        prompt = encoding.decode(tokens[:start])
+        if encoding.encode(prompt) == tokens[:start]:       # it does not end within a letter
+            stream = ((torch.tensor([[token]]), torch.ones(1, 1, 2)) for token in tokens[start:])
+            assert print_row(stream, 0, encoding, prompt, False).shape[1] == 2
+            assert capsys.readouterr().out == f'{text}\n'
+    # the text stops within a letter
+    part = encoding.encode('a日')[len(encoding.encode('a')):-1]
+    print_row([(torch.tensor([part]), torch.ones(1, 2, 2))], 0, encoding, 'a', False)
+    assert re.fullmatch('a\ufffd+\n', capsys.readouterr().out)
 
 
 # problems -----------------------------------------------------------------------------------------

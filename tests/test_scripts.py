@@ -1,6 +1,7 @@
 """
 Every command of results/*.sh, at a tiny size: the scripts run as they are, and what they would ask
-of Python is done here. Of commands that differ in numbers alone the first stands for all.
+of Python is done here. Of commands that differ in numbers alone the first stands for all. A list of
+commands would be a second copy of the scripts, and would miss what bash makes of loops and quotes.
 """
 import contextlib
 import glob

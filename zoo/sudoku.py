@@ -295,7 +295,7 @@ class Sudokus(tasks.Task):
         unknown = {*letters} - {'.', '0', *DIGITS[:n]}
         check(not unknown, f'a board of {n} x {n} has the digits {DIGITS[:n]}, and . or 0 for an '
               f'open cell, but no {" ".join(unknown)}')
-        return [self.words()[token] for token in candidates_of(board_in(letters), n)]
+        return ' '.join(self.words()[token] for token in candidates_of(board_in(letters), n))
 
     def oracle(self, words):
         """Search for the solution. ValueError if there is none, or two, or it takes too long."""
