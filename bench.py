@@ -118,8 +118,7 @@ class Method:
 
 @dataclass
 class Drafts(decode.Drafts):
-    """check: the loop budget; None = n_loop."""
-    check: int | None = None
+    check: int | None = None            # the loop budget; None = n_loop
 
 
 def decoder_of(call):
@@ -280,7 +279,7 @@ def measure(model, methods, idx, targets, prompts, path, is_task, deepest=None):
         print(f"{row['name']}: {cost:+.4f} nats, {100 * row['accuracy']:.2f}% right, "
               f"{row['mean_evals']:.2f} loop steps", flush=True)
 
-    use_one_thread(model)        # for the times; quality may use all cores
+    use_one_thread(model)               # for the times; quality may use all cores
     if compile and len(prompts):
         from compiled import compile_passes
         decoders = [decoder_of(method.decoder) for method in methods]

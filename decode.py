@@ -12,8 +12,7 @@ Geiping: App. D.6 (warm start), 5 (drafts: self-speculation). Geiping et al. 202
     B, T, V     rows; tokens of a pass; vocab_size
     G, C, w     groups; width of the model; columns of a wave
     place       of a token in the whole text; its position is that in the context window
-    plan        a loops.Plan: the loop budget, the rule and the noise of all passes; its cache is
-                made here
+    plan        a loops.Plan: loop budget, rule and noise of all passes; its cache is made here
 """
 import math
 from dataclasses import dataclass, replace
@@ -338,11 +337,10 @@ class Wave(Decoder):
             token = self.says[-1] if self.columns else text.last.item()
             unknown = torch.full((G, model.config.n_embd), math.nan, device=text.idx.device)
             self.columns.append(Column(token, unknown, np.zeros(G, dtype=int)))
-        says = self.run_pass(model, plan, text)
-        return self.leave(plan, text, says)
+        return self.leave(plan, text, self.run_pass(model, plan, text))
 
     def run_pass(self, model, plan, text):
-        """All columns through the model -> what they predict, a list."""
+        """All columns through the model -> what each of them predicts, a list."""
         inputs = torch.tensor([[column.token for column in self.columns]], device=text.idx.device)
         before = torch.stack([column.states for column in self.columns], dim=1)     # (G, w, C)
         one_pass = replace(plan, counts=[self.steps] * len(model.groups), rule=None,
@@ -364,45 +362,39 @@ class Wave(Decoder):
             value, column.memo = rule.observe(before[:, i], after[:, i], column.memo, logits_of)
             # waits for the device, once a column and pass
             small = rule.is_small(value, after[:, i], column.passes)
-            # in the first pass with a new input the state moves because the input did: it does not
-            # count
+            # in the first pass with a new input the state moves because the input did:
+            # it does not count
             column.streak = (column.streak + 1) * small * (column.age > 1)
 
     def certain(self, plan, says):
         """How many leading columns are certain. says: what each column predicts."""
-        n = 0
         # what the column before says now; the first column's input is text already
-        for column, said_before in zip(self.columns, [self.columns[0].token, *says]):
+        said_before = [self.columns[0].token, *says]
+        for n, (column, said) in enumerate(zip(self.columns, said_before)):
             is_still = plan.rule is not None and (column.streak >= plan.rule.hits).all()
             has_looped_enough = n == 0 and column.age * self.steps >= max(plan.counts)
-            if column.token != said_before or not (is_still or has_looped_enough):
-                break
-            n += 1
-        return n
+            if column.token != said or not (is_still or has_looped_enough):
+                return n
+        return len(self.columns)
 
     def leave(self, plan, text, says):
-        """
-        The leading columns that are certain leave -> their predictions and loop steps; the others
-        get their next inputs.
-        """
+        """The certain columns leave -> tokens and loop steps; the others get their next inputs."""
         n = self.certain(plan, says)
-        columns = self.columns
         if self.trace is not None:
             self.trace.append(dict(place=text.n_cut + text.idx.shape[1] - 1,
-                                   inputs=[column.token for column in columns], tokens=says,
-                                   age=[column.age for column in columns], leave=n))
-        tokens = text.idx.new_tensor([says[:n]])                                        # (1, n)
-        passes = text.idx.new_tensor([[column.passes for column in columns[:n]]])
+                                   inputs=[column.token for column in self.columns], tokens=says,
+                                   age=[column.age for column in self.columns], leave=n))
+        passes = text.idx.new_tensor([[column.passes for column in self.columns[:n]]])  # (1, n)
         steps_used = self.steps * passes[..., None].repeat(1, 1, len(plan.counts))
 
         # what a token predicts is the input of the next one
-        for column, token in zip(columns[1:], says):
+        for column, token in zip(self.columns[1:], says):
             if column.token != token:
                 column.token = token
                 column.age = 0
-        self.columns = columns[n:]
+        self.columns = self.columns[n:]
         self.says = says
-        return tokens, steps_used
+        return text.idx.new_tensor([says[:n]]), steps_used
 
 
 DECODERS = dict(one_by_one=OneByOne, warm_start=WarmStart, drafts=Drafts, wave=Wave)
@@ -411,8 +403,7 @@ DECODERS = dict(one_by_one=OneByOne, warm_start=WarmStart, drafts=Drafts, wave=W
 def decoder_of(decoder=None):
     """A Decoder, or its name in DECODERS with arguments, as 'wave:width=8'; None stays None."""
     if isinstance(decoder, str):
-        # the core does without common/ until a decoder is named
-        from common.configurator import build
+        from common.configurator import build  # until one is named, the core needs no common/
         return build(decoder, DECODERS, 'decoder')
     return decoder
 

@@ -314,9 +314,7 @@ def signal_at(rule, x1, memos, at, x, logits_at):
     memo = None if memos is None else memos[at]
     logits_of = partial(logits_at, at=at, x=x) if logits_at else None
     value, memo = rule.observe(x[at], x1, memo, logits_of)
-    if memo is None:
-        return value, None
-    if memos is None:                                   # the first step, which all tokens take
+    if memo is None or memos is None:                   # no memos, or the first step of all tokens
         return value, memo
     memos[at] = memo
     return value, memos

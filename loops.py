@@ -310,7 +310,6 @@ class RecurrentGroup(nn.Module):
         """Loop from x^(0) (B, T, C) until no token is awake -> the last states, and the results."""
         if self.training:
             raise ValueError('an exit rule works in evaluation only: call model.eval() first')
-        rule = plan.rule
         B, T, C = x.shape
         # a token that is not computed must keep its keys, so a rule always needs a cache; one slot
         # is enough for a single pass, where all tokens are at the same step
@@ -319,7 +318,7 @@ class RecurrentGroup(nn.Module):
         attention = self.core[0].attn           # all blocks of a core read alike
         # exact for cores of one layer, as in pretrained/calc. With two, news travels two windows a
         # step; a token in the second window wakes a step later, once one in the first has moved
-        readers = attention.readers if rule.wake else None
+        readers = attention.readers if plan.rule.wake else None
         # to compute the awake alone is cheaper if each reads few, and needs the one slot made above
         if attention.reads_few(T) and plan.cache is None:
             f = self.map_of_awake(e, cache)
@@ -327,13 +326,11 @@ class RecurrentGroup(nn.Module):
             step = self.map_of_all(e, plan.span, cache)
 
             def f(x, k, at):
-                awake = None                    # all of them
-                if len(at) < B * T:
-                    awake = torch.zeros(B * T, dtype=torch.bool, device=x.device)
-                    awake[at] = True
-                    awake = awake.view(B, T)
-                x1 = step(x.view(B, T, C), k, awake).flatten(0, 1)
-                return x1 if awake is None else x1[at]
+                if len(at) == B * T:            # all of them
+                    return step(x.view(B, T, C), k).flatten(0, 1)
+                awake = torch.zeros(B * T, dtype=torch.bool, device=x.device)
+                awake[at] = True
+                return step(x.view(B, T, C), k, awake.view(B, T)).flatten(0, 1)[at]
 
         diary = []              # of each step: the numbers of the awake tokens, b T + t
         states = [x]
@@ -343,7 +340,7 @@ class RecurrentGroup(nn.Module):
             if plan.keep_states:
                 states.append(x.view(B, T, C).clone())
 
-        x, kept, evals = loop(f, x, plan.counts[self.index], rule, logits_at, readers, record)
+        x, kept, evals = loop(f, x, plan.counts[self.index], plan.rule, logits_at, readers, record)
         for block in self.core:
             cache[block].fill(plan.span, len(diary))
         steps_used, evals = torch.from_numpy(np.stack((kept, evals))).to(       # one upload

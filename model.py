@@ -181,10 +181,9 @@ class CausalSelfAttention(nn.Module):
             kv (B, T, W, 2, H, D)       gathered for each token; mask (T, W): which are there
         """
         kv, mask = (kv, None) if hook is None else hook(kv)
-        if kv.dim() == 6:
-            return kv, mask                 # gathered by update_some
         end = kv.shape[1]
-        if self.reads_few(end):             # near says which are there, not the mask
+        is_gathered = kv.dim() == 6                     # by update_some
+        if self.reads_few(end) and not is_gathered:     # near says which are there, not the mask
             pos = torch.arange(end, device=kv.device) if pos is None else pos
             kv, mask = self.within_window(kv, pos)
         return kv, mask
@@ -193,7 +192,8 @@ class CausalSelfAttention(nn.Module):
         """Queries (B, T, H, D) over kv and mask as bring_in returns them -> (B, T, H, D)."""
         if kv.shape[-2] < self.n_head:      # neighbouring heads share keys and values
             kv = kv.repeat_interleave(self.n_head // kv.shape[-2], dim=-2)
-        if kv.dim() == 6:
+        is_gathered = kv.dim() == 6
+        if is_gathered:
             return attend_near(q, kv, mask, self.bias())
         q, (k, v) = q.transpose(1, 2), kv.transpose(1, 3).unbind(2)             # (B, H, T, D) each
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask,
@@ -373,12 +373,12 @@ class GPT(nn.Module):
         if this model has no such method.
         """
         rule = plan.rule
-        if not hasattr(self, rule.reads):
+        method = getattr(self, rule.reads, None)
+        if method is None:
             raise ValueError(f"the exit rule '{rule.name}' needs a model with the method "
                              f'{rule.reads}, see zoo/')
         if rule.reads == 'readout':
-            return lambda states, at, x: self.readout(states)
-        method = getattr(self, rule.reads)
+            return lambda states, at, x: method(states)
 
         def of_whole_rows(states, at, x):
             x = x.clone()

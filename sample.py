@@ -201,8 +201,7 @@ def write_text(model, checkpoint):
         from compiled import compile_passes
         print('compiling: up to a minute, in which nothing is written')
         compile_passes(model, chosen.widths)
-        list(decode.stream(model, idx, 32 + max(chosen.widths), plan, chosen, policy,
-                           temperature=0))
+        list(decode.stream(model, idx, 32 + max(chosen.widths), plan, chosen, policy))
     in_colour = show_steps and model.groups
     for first in range(0, num_samples, n_rows):
         begin = time.perf_counter()

@@ -36,10 +36,8 @@ def pick_device(device='auto', dtype='auto'):
 
 
 def use_one_thread(model):
-    """
-    Decode a model narrower than 768 with one thread of a CPU from now on. A second thread brings
-    nothing, and on busy cores the two wait for each other. OMP_NUM_THREADS, if it is set, decides.
-    """
+    """Decode with one thread of a CPU from now on, unless OMP_NUM_THREADS is set."""
+    # a second thread brings a narrow model nothing, and on busy cores the two wait for each other
     if model.config.n_embd < 768 and 'OMP_NUM_THREADS' not in os.environ:
         torch.set_num_threads(1)
 
