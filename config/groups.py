@@ -1,6 +1,6 @@
 # The paper's model (sec. 2, App. B): 12 layers, groups 4 / 5-6 / 7, r = 12, FineWeb. For one GPU:
 #   python data.py fineweb && python train.py config/groups.py
-# A pass costs 8 + 4 * 13 = 60 block evaluations on average where '--groups=[]' costs 12.
+# A training pass costs 8 + 4 * 13 = 60 block evaluations on average where '--groups=[]' costs 12.
 dataset = 'fineweb'
 out_dir = 'out-groups'
 block_size = 512
