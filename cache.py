@@ -12,14 +12,13 @@ token by token must read the same keys, and so the cache has a slot for each loo
     slot 1, k=2   key 2     key 2     ... at its step 2
     slot 2, k=3   key 3     key 2     ... at its step 3
 
-Token 1 exited after step 2, so a copy of its key 2 stands in the slots of later steps. Key k is
-computed from the state *before* step k. So if a rule throws x^(k) away, key k is still that of the
-state that the token keeps.
+Token 1 exited after step 2, so a copy of its key 2 stands in the slots of later steps (Geiping App.
+D.5). Key k is computed from the state *before* step k. So if a rule throws x^(k) away, key k is
+still that of the state that the token keeps.
 
 This is the cache 'exact'. 'latest' has one slot, which each step overwrites: a new token reads the
 last keys of earlier ones. A number of slots in between is a ring (Geiping 5): step k goes to slot
-(k - 1) % slots. A group looks for a fixed point x = f(x), and a cache is an iteration scheme:
-'exact' is Jacobi's, 'latest' that of Gauss and Seidel.
+(k - 1) % slots.
 
     B        rows
     T, end   new tokens of a pass; all tokens up to and including them
@@ -71,7 +70,7 @@ class KeysValues:
         """
         Write keys and values of new tokens at loop step k, new (B, T, 2, H, D) -> those of all
         tokens so far (B, end, 2, H, D), and the mask for attention. awake (B, T): which of the new
-        tokens are computed in this step, None = all; the others keep their last keys.
+        tokens are awake in this step, None = all; the others keep their last keys.
         """
         self.allocate(len(new), new)
         slot = self.slot_of(k)

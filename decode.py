@@ -53,7 +53,7 @@ def stream(model, idx, n_new, plan, decoder=None, policy='exact', **draws):
             window = text.start
             plan = replace(plan, cache=make_cache(model, plan.counts, policy))
             context = text.idx[:, window:]
-            logits, results = run(model, context, 0, plan)
+            logits, results = one_pass(model, context, 0, plan)
             decoder.begin(results)
             tokens = text.draw(logits[:, -1:])
             steps_used = of_groups(results, 'steps_used', context)[:, -1:]
@@ -108,7 +108,7 @@ class Text:
 
 # passes -------------------------------------------------------------------------------------------
 
-def run(model, idx, position, plan):
+def one_pass(model, idx, position, plan):
     """A pass over idx (B, T) from this position on -> logits (B, T, V), the groups' results."""
     x, results = model.hidden(idx, replace(plan, span=Span(position, idx.shape[1], idx.device)))
     if plan.passes is not None:
@@ -134,7 +134,7 @@ def read(model, idx, plan, cache='exact'):
     parts = []
     for start in range(0, T, width):
         tokens = idx[:, start:start + width]
-        logits, results = run(model, tokens, start, plan)
+        logits, results = one_pass(model, tokens, start, plan)
         parts.append((logits, of_groups(results, 'steps_used', tokens),
                       of_groups(results, 'evals', tokens)))
     return tuple(torch.cat(part, dim=1) for part in zip(*parts))
@@ -183,7 +183,7 @@ class OneByOne(Decoder):
     one_row = False
 
     def __call__(self, model, plan, text, most):
-        logits, results = run(model, text.last, text.position, plan)
+        logits, results = one_pass(model, text.last, text.position, plan)
         return text.draw(logits), of_groups(results, 'steps_used', text.last)
 
 
@@ -202,7 +202,7 @@ class WarmStart(Decoder):
     def __call__(self, model, plan, text, most):
         warm = [group.output(result['x'][:, -1:])
                 for group, result in zip(model.groups, self.results)]
-        logits, self.results = run(model, text.last, text.position, replace(plan, warm=warm))
+        logits, self.results = one_pass(model, text.last, text.position, replace(plan, warm=warm))
         return text.draw(logits), of_groups(self.results, 'steps_used', text.last)
 
 
@@ -247,11 +247,11 @@ class Drafts(Decoder):
         few_loops = replace(plan, counts=[self.draft_loops(plan)] * len(plan.counts), rule=None)
         inputs = text.last                              # last, d1, d2 ...: (1, 1 + room)
         for i in range(room):
-            logits, _ = run(model, inputs[:, -1:], position + i, few_loops)
+            logits, _ = one_pass(model, inputs[:, -1:], position + i, few_loops)
             inputs = torch.cat((inputs, text.draw(logits, skip=i)), dim=1)
 
         # all loops on all of them, which overwrites the keys and values of the drafts
-        logits, results = run(model, inputs, position, plan)
+        logits, results = one_pass(model, inputs, position, plan)
         checked = text.draw(logits)                     # t1, t2, t3 ...: (1, 1 + room)
 
         # keep t1, t2 ... up to and including the first that differs from its draft. Later drafts
@@ -343,9 +343,9 @@ class Wave(Decoder):
         """All columns through the model -> what each of them predicts, a list."""
         inputs = torch.tensor([[column.token for column in self.columns]], device=text.idx.device)
         before = torch.stack([column.states for column in self.columns], dim=1)     # (G, w, C)
-        one_pass = replace(plan, counts=[self.steps] * len(model.groups), rule=None,
-                           warm=list(before[:, None]))          # warm: (1, w, C) for each group
-        logits, results = run(model, inputs, text.position, one_pass)
+        warm_plan = replace(plan, counts=[self.steps] * len(model.groups), rule=None,
+                            warm=list(before[:, None]))         # warm: (1, w, C) for each group
+        logits, results = one_pass(model, inputs, text.position, warm_plan)
         after = torch.stack([result['x'][0] for result in results])             # (G, w, C)
         check_finite(after)
         for i, column in enumerate(self.columns):
@@ -445,10 +445,10 @@ def main():
     GPT.load('pretrained/text').generate(prompt, 24, temperature=0, n_loop=30, decoder=wave,
                                          exit=make_exit('norm_rel', 0.01))
     print(main.__doc__)
-    for number, one_pass in enumerate(wave.trace, start=1):
-        line = '   ' * (one_pass['place'] - prompt.shape[1])
-        for i, token in enumerate(one_pass['tokens']):
-            line += chr(token).replace(' ', '_') + ('* ' if i < one_pass['leave'] else '  ')
+    for number, entry in enumerate(wave.trace, start=1):
+        line = '   ' * (entry['place'] - prompt.shape[1])
+        for i, token in enumerate(entry['tokens']):
+            line += chr(token).replace(' ', '_') + ('* ' if i < entry['leave'] else '  ')
         print(f'pass {number:2d}  {line}')
 
 

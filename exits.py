@@ -167,73 +167,6 @@ EXITS = {
 }
 
 
-def make_exit(name, tau=None, wake=False):
-    """
-    The rule called `name`, from EXITS, or MODULE:NAME from the EXITS of another file. tau replaces
-    the rule's own. ValueError for an unknown name, and for a tau that is no number >= 0.
-    """
-    file, _, short = name.rpartition(':')
-    try:
-        rules = import_module(file).EXITS if file else EXITS
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"cannot import the exit rule '{name}' ({error}): write NAME, or "
-                         'MODULE:NAME such as zoo.huginn:kl; the threshold is not part of the '
-                         'name, it is tau') from error
-    if short not in rules:
-        close = get_close_matches(short, rules, n=1)
-        hint = f": did you mean '{close[0]}'?" if close else ''
-        raise ValueError(f"unknown exit rule '{name}'{hint} (there are {', '.join(rules)}; write "
-                         'MODULE:NAME for one in another file)')
-    rule = rules[short]
-    tau = rule.tau if tau is None else float(tau)
-    if not tau >= 0:
-        raise ValueError(f'tau must be a number >= 0, not {tau}')
-    # one rule has one name: mine:best is `best` if mine.py enters it in this table
-    name = short if rules is EXITS else name
-    return replace(rule, name=name, tau=tau, wake=wake)
-
-
-def choose(rule=None, tau=None, wake=False, cache='auto', decoder=None, rows=()):
-    """
-    Which rule, which threshold and which cache? -> an Exit or None, the cache, and in a few words
-    where the threshold comes from, '' if it was given. All programs ask here.
-
-    rule        an Exit is taken as it is. None = the decoder's own rule (norm_rel for a wave), or
-                none: fixed loops
-    tau         the first of these that is there: what is given; the decoder's own threshold, for
-                its own rule (0.003 for a wave); the row of this rule and cache in `rows`; the
-                rule's own
-    cache       'auto' = what the decoder needs, or 'exact'
-    decoder     a decode.Decoder, which may need a cache and have a rule of its own; None = neither
-    rows        of the model's exits.json, dicts with rule, cache and tau; the first one counts
-
-    ValueError for what does not fit together.
-    """
-    needed = decoder.needs_cache if decoder else None
-    if cache == 'auto':
-        cache = needed or 'exact'
-    if needed and cache != needed:
-        raise ValueError(f"{type(decoder).__name__} needs the cache '{needed}', not {cache!r}")
-    own_rule, own_tau = decoder.default_rule if decoder and decoder.default_rule else (None, None)
-    rule = own_rule if rule is None else rule
-
-    if rule is None or isinstance(rule, Exit):
-        if tau is not None or wake:
-            raise ValueError('tau and wake need the name of an exit rule, such as accel')
-        return rule, cache, ''
-    if not isinstance(rule, str):
-        raise ValueError(f'exit must be a rule or its name, such as accel, not {rule!r}')
-    rule = make_exit(rule, tau, wake)
-    if tau is not None:
-        return rule, cache, ''
-    if rule.name == own_rule:
-        return replace(rule, tau=own_tau), cache, f'as in a {type(decoder).__name__.lower()}'
-    for row in rows:
-        if (row['rule'], row['cache']) == (rule.name, cache):
-            return replace(rule, tau=row['tau']), cache, 'exits.json'
-    return rule, cache, 'not measured for this model'
-
-
 # many tokens at once ------------------------------------------------------------------------------
 
 def loop(f, x, k_max, rule, logits_at=None, readers=None, record=None):
@@ -318,6 +251,75 @@ def signal_at(rule, x1, memos, at, x, logits_at):
         return value, memo
     memos[at] = memo
     return value, memos
+
+
+# which rule ---------------------------------------------------------------------------------------
+
+def make_exit(name, tau=None, wake=False):
+    """
+    The rule called `name`, from EXITS, or MODULE:NAME from the EXITS of another file. tau replaces
+    the rule's own. ValueError for an unknown name, and for a tau that is no number >= 0.
+    """
+    file, _, short = name.rpartition(':')
+    try:
+        rules = import_module(file).EXITS if file else EXITS
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"cannot import the exit rule '{name}' ({error}): write NAME, or "
+                         'MODULE:NAME such as zoo.huginn:kl; the threshold is not part of the '
+                         'name, it is tau') from error
+    if short not in rules:
+        close = get_close_matches(short, rules, n=1)
+        hint = f": did you mean '{close[0]}'?" if close else ''
+        raise ValueError(f"unknown exit rule '{name}'{hint} (there are {', '.join(rules)}; write "
+                         'MODULE:NAME for one in another file)')
+    rule = rules[short]
+    tau = rule.tau if tau is None else float(tau)
+    if not tau >= 0:
+        raise ValueError(f'tau must be a number >= 0, not {tau}')
+    # one rule has one name: mine:best is `best` if mine.py enters it in this table
+    name = short if rules is EXITS else name
+    return replace(rule, name=name, tau=tau, wake=wake)
+
+
+def choose(rule=None, tau=None, wake=False, cache='auto', decoder=None, rows=()):
+    """
+    Which rule, which threshold and which cache? -> an Exit or None, the cache, and in a few words
+    where the threshold comes from, '' if it was given. All programs ask here.
+
+    rule        an Exit is taken as it is. None = the decoder's own rule (norm_rel for a wave), or
+                none: fixed loops
+    tau         the first of these that is there: what is given; the decoder's own threshold, for
+                its own rule (0.003 for a wave); the row of this rule and cache in `rows`; the
+                rule's own
+    cache       'auto' = what the decoder needs, or 'exact'
+    decoder     a decode.Decoder, which may need a cache and have a rule of its own; None = neither
+    rows        of the model's exits.json, dicts with rule, cache and tau; the first one counts
+
+    ValueError for what does not fit together.
+    """
+    needed = decoder.needs_cache if decoder else None
+    if cache == 'auto':
+        cache = needed or 'exact'
+    if needed and cache != needed:
+        raise ValueError(f"{type(decoder).__name__} needs the cache '{needed}', not {cache!r}")
+    own_rule, own_tau = decoder.default_rule if decoder and decoder.default_rule else (None, None)
+    rule = own_rule if rule is None else rule
+
+    if rule is None or isinstance(rule, Exit):
+        if tau is not None or wake:
+            raise ValueError('tau and wake need the name of an exit rule, such as accel')
+        return rule, cache, ''
+    if not isinstance(rule, str):
+        raise ValueError(f'exit must be a rule or its name, such as accel, not {rule!r}')
+    rule = make_exit(rule, tau, wake)
+    if tau is not None:
+        return rule, cache, ''
+    if rule.name == own_rule:
+        return replace(rule, tau=own_tau), cache, f'as in a {type(decoder).__name__.lower()}'
+    for row in rows:
+        if (row['rule'], row['cache']) == (rule.name, cache):
+            return replace(rule, tau=row['tau']), cache, 'exits.json'
+    return rule, cache, 'not measured for this model'
 
 
 # the demonstration --------------------------------------------------------------------------------

@@ -202,7 +202,7 @@ class Plan:
     cache: dict | None = None           # see cache.make_cache; None = no tokens but those of a pass
     warm: list | None = None            # first states (B, T, C) of each group; NaN = noise
     keep_states: bool = False           # record the states of all steps
-    passes: list | None = None          # gets the evals of each decode.run, (B, T, groups)
+    passes: list | None = None          # decode.one_pass appends its evals, (B, T, groups)
 
     def hook(self, block):
         """KeysValues.update for a block that runs once; None without a cache."""
@@ -277,9 +277,9 @@ class RecurrentGroup(nn.Module):
             e, x            what entered; the last states (B, T, C)
             states          with plan.keep_states: all states (K+1, B, T, C)
             steps_used      (B, T): the last step kept; with waking, steps asleep count
-            evals           (B, T): the block maps evaluated
+            evals           (B, T): the steps in which it was awake
             awake           with a rule: a list of arrays, the numbers b T + t of the tokens that
-                            were computed in each step
+                            were awake in each step
 
         logits_at: see exits.loop. ValueError for a rule while training.
         """

@@ -295,7 +295,7 @@ class GPT(nn.Module):
     """
     Config, block, group_norm = GPTConfig, Block, RMSNorm
     scaled = True           # is the embedding scaled by sqrt(C)?
-    exit_rows = ()          # of its exits.json, which load hangs here; see exits.choose
+    exit_rows = ()          # of its exits.json, set by checkpoint.open_run; see exits.choose
 
     def __init__(self, config):
         super().__init__()

@@ -224,12 +224,12 @@ def write_text(model, checkpoint):
         print_legend()
 
 
-def print_row(stream, b, encoding, text, in_colour):
+def print_row(parts, b, encoding, text, in_colour):
     """Print the prompt `text` and row b as it comes, up to its end -> loop steps (n, groups)."""
     steps = []
     tokens_so_far = encoding.encode(text)
     printed = encoding.decode(tokens_so_far)
-    new_tokens = ((token, used) for tokens, steps_used in stream
+    new_tokens = ((token, used) for tokens, steps_used in parts
                   for token, used in zip(tokens[b].tolist(), steps_used[b].float()))
     for token, used in new_tokens:
         if not steps:           # with the first token, so that an error prints no prompt

@@ -43,7 +43,7 @@ def test_fixed_loops_through_a_cache_are_all_on_one_device(tiny, idx, changes):
     model = tiny(x0='zero', **changes).to('meta')
     plan = Plan([3, 2], cache=make_cache(model, [3, 2]))
     for start, T in ((0, 5), (5, 1), (6, 3)):
-        logits, _ = decode.run(model, idx[:, start:start + T].to('meta'), start, plan)
+        logits, _ = decode.one_pass(model, idx[:, start:start + T].to('meta'), start, plan)
         assert logits.shape == (3, T, 50) and logits.device.type == 'meta'
 
 

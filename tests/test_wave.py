@@ -48,7 +48,7 @@ def by_hand(model, prompt, new, width, steps, rule, n_loop, seed):
     def joins(token):
         return dict(input=token, states=None, memo=[None for _ in groups],
                     streak=[0 for _ in groups], age=0, passes=0)
-    logits, results = decode.run(model, prompt[None], 0, Plan(counts, rule, cache=cache))
+    logits, results = decode.one_pass(model, prompt[None], 0, Plan(counts, rule, cache=cache))
     row, made, trace = prompt.tolist(), [[found['steps_used'][0, -1] for found in results]], []
     row.append(draw(logits[0, -1], len(row)))
     wave = [joins(row[-1])]
