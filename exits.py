@@ -219,9 +219,8 @@ def loop(f, x, k_max, rule, logits_at=None, readers=None, record=None):
         if record:
             record(awake, x)
 
-        # who falls asleep rests: a step from x to x. Only its memo is used (for accel an update of
-        # 0), so the first signal after waking compares with rest, and not with a step that was
-        # thrown away
+        # who falls asleep rests, a step from x to x, for its memo alone: after waking, its first
+        # signal compares with rest, and not with the step that was thrown away
         falls = awake & ~next_awake
         if readers and memos is not None and falls.any():
             at = numbers_of(falls, x)
