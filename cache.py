@@ -105,26 +105,26 @@ class KeysValues:
             self.kv[k:, :, span.here] = self.kv[k - 1, :, span.here]
 
 
-def slots_of(cache, n_loop):
+def slots_of(policy, n_loop):
     """How many slots a cache has: 'exact', 'latest' or a number of slots, for n_loop steps."""
-    if cache == 'exact':
+    if policy == 'exact':
         return n_loop
-    if cache == 'latest':
+    if policy == 'latest':
         return 1
-    if isinstance(cache, int) and cache >= 1:
-        return min(cache, n_loop)
-    raise ValueError(f"cache must be 'exact', 'latest' or a number of slots, not {cache!r}")
+    if isinstance(policy, int) and policy >= 1:
+        return min(policy, n_loop)
+    raise ValueError(f"cache must be 'exact', 'latest' or a number of slots, not {policy!r}")
 
 
-def make_cache(model, counts, cache='exact', T_max=None):
+def make_cache(model, counts, policy='exact', T_max=None):
     """
-    An empty cache: {block: its KeysValues}. counts: the loop budget of each group. cache: see
+    An empty cache: {block: its KeysValues}. counts: the loop budget of each group. policy: see
     slots_of. T_max: tokens to hold, None = block_size.
     """
     T_max = T_max or model.config.block_size
     layers = {block: KeysValues(1, T_max) for block in model.h if block not in model.groups}
     for group, n_loop in zip(model.groups, counts, strict=True):
-        layers |= {block: KeysValues(slots_of(cache, n_loop), T_max) for block in group.core}
+        layers |= {block: KeysValues(slots_of(policy, n_loop), T_max) for block in group.core}
     return layers
 
 

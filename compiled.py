@@ -50,8 +50,8 @@ class Recorded:
 
 def compile_passes(model, widths, **how):
     """
-    Compile the passes over new tokens, if they have one of these widths, from now on: a graph for
-    each of them, at any place. On CUDA they are recorded. how: for torch.compile.
+    Replace model.hidden: a pass over new tokens of one of these widths runs compiled, any other as
+    before. A graph for each width, at any place; on CUDA recorded. how: for torch.compile.
     """
     eager = model.hidden
     if model.lm_head.weight.is_cuda:

@@ -29,15 +29,17 @@ from loops import derived_seed, of_groups
 
 
 @torch.no_grad()
-def stream(model, idx, n_new, plan, decoder=None, policy='exact', **draws):
+def stream(model, idx, n_new, plan, decoder=None, policy=None, **draws):
     """
     Continue prompts idx (B, T): yield tokens (B, t) and their loop steps (B, t, groups), n_new
     tokens in all.
 
-    decoder: see Decoder; None = one by one. policy: see cache.slots_of. draws: seed (row b has seed
-    + b), temperature, top_k, see pick. ValueError, with the first token, for what does not fit.
+    decoder: see Decoder; None = one by one. policy: see cache.slots_of; None = what the decoder
+    needs, or 'exact'. draws: seed (row b has seed + b), temperature, top_k, see pick. ValueError,
+    with the first token, for what does not fit.
     """
     decoder = decoder or OneByOne()
+    policy = (decoder.needs_cache or 'exact') if policy is None else policy
     if n_new < 1 or idx.numel() == 0:
         raise ValueError('the prompt and the text must have at least one token each')
     check_final(plan.rule)
@@ -91,7 +93,7 @@ class Text:
 
     @property
     def last(self):
-        """The last token of each row (B, 1), which no pass has read yet."""
+        """The last token of each row (B, 1), with which the next pass begins."""
         return self.idx[:, -1:]
 
     @property
@@ -117,20 +119,20 @@ def one_pass(model, idx, position, plan):
 
 
 @torch.no_grad()
-def read(model, idx, plan, cache='exact'):
+def read(model, idx, plan, policy='exact'):
     """
     Given tokens idx (B, T) -> logits (B, T, V), loop steps kept and computed (B, T, groups).
 
-    cache: with 'exact' the result is that of one pass, so it is one pass, and no cache is made.
+    policy: with 'exact' the result is that of one pass, so it is one pass, and no cache is made.
     With any other (see cache.slots_of) they are read one after another. ValueError for a rule that
     wakes with another cache than 'exact'.
     """
     T = idx.shape[1]
     width = T
-    if cache != 'exact':
+    if policy != 'exact':
         check_final(plan.rule)
         width = 1
-        plan = replace(plan, cache=make_cache(model, plan.counts, cache, T))
+        plan = replace(plan, cache=make_cache(model, plan.counts, policy, T))
     parts = []
     for start in range(0, T, width):
         tokens = idx[:, start:start + width]
@@ -268,6 +270,7 @@ class Column:
     states: torch.Tensor            # (G, C); NaN before its first pass
     streak: np.ndarray              # small signals in a row, (G,)
     memo: torch.Tensor | None = None    # of the rule, (G, any)
+    says: int | None = None         # what it predicted in its last pass
     age: int = 0                    # passes since its input last changed
     passes: int = 0                 # passes since it joined
 
@@ -278,8 +281,8 @@ class Wave(Decoder):
     Up to `width` tokens go through the model side by side, pass by pass: all layers and the head,
     with `steps` loop steps in each group. Each token goes on from its own last states, and what it
     predicts is the input of the next one. The keys and values of the wave are overwritten in each
-    pass. Passes of a real wave (positions across; what a token predicts, and the passes since its
-    input last changed):
+    pass. Passes 12 to 17 of `python decode.py` (positions across; what a token predicts, and the
+    passes since its input last changed):
 
         column     1    2    3    4    5    6    7    8    9    10   11
         pass 12   [t5]  e4   _3   o2   o1   _1
@@ -328,19 +331,20 @@ class Wave(Decoder):
 
     def begin(self, results):
         self.columns = []
-        self.says = []              # the predictions of the columns in the last pass
 
     def __call__(self, model, plan, text, most):
         # a token joins at the end, if it fits into the width, the block and the text
         if len(self.columns) < min(self.width, text.block_size - text.position, most):
             G = len(model.groups)
-            token = self.says[-1] if self.columns else text.last.item()
+            token = self.columns[-1].says if self.columns else text.last.item()
+            # NaN: it begins in noise, see Plan.warm
             unknown = torch.full((G, model.config.n_embd), math.nan, device=text.idx.device)
             self.columns.append(Column(token, unknown, np.zeros(G, dtype=int)))
-        return self.leave(plan, text, self.run_pass(model, plan, text))
+        self.run_pass(model, plan, text)
+        return self.leave(plan, text)
 
     def run_pass(self, model, plan, text):
-        """All columns through the model -> what each of them predicts, a list."""
+        """All columns through the model: their next states, and what they say."""
         inputs = torch.tensor([[column.token for column in self.columns]], device=text.idx.device)
         before = torch.stack([column.states for column in self.columns], dim=1)     # (G, w, C)
         warm_plan = replace(plan, counts=[self.steps] * len(model.groups), rule=None,
@@ -348,13 +352,14 @@ class Wave(Decoder):
         logits, results = one_pass(model, inputs, text.position, warm_plan)
         after = torch.stack([result['x'][0] for result in results])             # (G, w, C)
         check_finite(after)
+        says = text.draw(logits)[0].tolist()            # waits for the device
         for i, column in enumerate(self.columns):
             column.states = after[:, i]
+            column.says = says[i]
             column.age += 1
             column.passes += 1
         if plan.rule is not None:
             self.judge(before, after, plan.rule, model.readout)
-        return text.draw(logits)[0].tolist()            # waits for the device
 
     def judge(self, before, after, rule, logits_of):
         """Apply the rule to each column: its signals (G,) raise or reset the streaks."""
@@ -366,10 +371,10 @@ class Wave(Decoder):
             # it does not count
             column.streak = (column.streak + 1) * small * (column.age > 1)
 
-    def certain(self, plan, says):
-        """How many leading columns are certain. says: what each column predicts."""
+    def certain(self, plan):
+        """How many leading columns are certain."""
         # what the column before says now; the first column's input is text already
-        said_before = [self.columns[0].token, *says]
+        said_before = [self.columns[0].token, *(column.says for column in self.columns)]
         for n, (column, said) in enumerate(zip(self.columns, said_before)):
             is_still = plan.rule is not None and (column.streak >= plan.rule.hits).all()
             has_looped_enough = n == 0 and column.age * self.steps >= max(plan.counts)
@@ -377,9 +382,10 @@ class Wave(Decoder):
                 return n
         return len(self.columns)
 
-    def leave(self, plan, text, says):
+    def leave(self, plan, text):
         """The certain columns leave -> tokens and loop steps; the others get their next inputs."""
-        n = self.certain(plan, says)
+        n = self.certain(plan)
+        says = [column.says for column in self.columns]
         if self.trace is not None:
             self.trace.append(dict(place=text.n_cut + text.idx.shape[1] - 1,
                                    inputs=[column.token for column in self.columns], tokens=says,
@@ -393,7 +399,6 @@ class Wave(Decoder):
                 column.token = token
                 column.age = 0
         self.columns = self.columns[n:]
-        self.says = says
         return text.idx.new_tensor([says[:n]]), steps_used
 
 

@@ -57,9 +57,9 @@ def algorithm_1(f, x0, tau, k_max):
 #                 after waking the memo is that of such a step: a signal that divides by the length
 #                 of the last step must survive a 0
 #     logits_of   state (..., C) -> logits (..., V), see Exit.reads
-#     value       (...), compared with tau. NaN = not known yet for this token, which counts as not
-#                 small. A yes-or-no signal is 0 where a token may exit and 1 elsewhere, with a tau
-#                 of 0.5
+#     value       (...), compared with tau. NaN = not known yet, in a token's first two steps alone:
+#                 not small. A yes-or-no signal is 0 where a token may exit and 1 elsewhere, with a
+#                 tau of 0.5
 
 def norm(x0, x1, memo, logits_of):
     """Eq. 3, the step norm."""
@@ -135,7 +135,7 @@ class Exit:
         """
         Algorithm 1, line 7: is the signal below tau? A NumPy array (N,). value (N,): the signal
         after the step to x1 (N, C); evals: an int, or (N,): how many steps each token has computed.
-        ValueError if a value is NaN because a state is not finite, or after three steps.
+        ValueError if a value is NaN because a state is not finite, or in the third step or later.
         """
         value = value.numpy(force=True)         # waits for the device
         unknown = np.isnan(value)
@@ -211,10 +211,11 @@ def loop(f, x, k_max, rule, logits_at=None, readers=None, record=None):
         moved = streak < rule.hits
         next_awake = readers(moved) if readers else moved
 
-        # Algorithm 1 throws the step that triggered away
+        # Algorithm 1 throws away the step in which a token stops; who is still, but stays awake for
+        # one that it reads, keeps it
         takes = awake if rule.keep else awake & next_awake
-        rows = numbers_of(takes[awake], x)      # of x1, which holds the awake alone
-        x[at[rows]] = x1[rows]
+        taken = numbers_of(takes[awake], x)     # in x1, which holds the awake alone
+        x[at[taken]] = x1[taken]
         kept[takes] = k
         if record:
             record(awake, x)
@@ -280,45 +281,43 @@ def make_exit(name, tau=None, wake=False):
     return replace(rule, name=name, tau=tau, wake=wake)
 
 
-def choose(rule=None, tau=None, wake=False, cache='auto', decoder=None, rows=()):
+def choose(exit=None, tau=None, wake=False, policy='auto', decoder=None, rows=()):
     """
-    Which rule, which threshold and which cache? -> an Exit or None, the cache, and in a few words
+    Which rule, which threshold and which cache? -> an Exit or None, the cache policy, and in words
     where the threshold comes from, '' if it was given. All programs ask here.
 
-    rule        an Exit is taken as it is. None = the decoder's own rule (norm_rel for a wave), or
-                none: fixed loops
+    exit        an Exit is taken as it is. None = the decoder's own rule, or none: fixed loops
     tau         the first of these that is there: what is given; the decoder's own threshold, for
-                its own rule (0.003 for a wave); the row of this rule and cache in `rows`; the
-                rule's own
-    cache       'auto' = what the decoder needs, or 'exact'
+                its own rule; the row of this rule and policy in `rows`; the rule's own
+    policy      see cache.slots_of; 'auto' = what the decoder needs, or 'exact'
     decoder     a decode.Decoder, which may need a cache and have a rule of its own; None = neither
     rows        of the model's exits.json, dicts with rule, cache and tau; the first one counts
 
     ValueError for what does not fit together.
     """
     needed = decoder.needs_cache if decoder else None
-    if cache == 'auto':
-        cache = needed or 'exact'
-    if needed and cache != needed:
-        raise ValueError(f"{type(decoder).__name__} needs the cache '{needed}', not {cache!r}")
+    if policy == 'auto':
+        policy = needed or 'exact'
+    if needed and policy != needed:
+        raise ValueError(f"{type(decoder).__name__} needs the cache '{needed}', not {policy!r}")
     own_rule, own_tau = decoder.default_rule if decoder and decoder.default_rule else (None, None)
-    rule = own_rule if rule is None else rule
+    exit = own_rule if exit is None else exit
 
-    if rule is None or isinstance(rule, Exit):
+    if exit is None or isinstance(exit, Exit):
         if tau is not None or wake:
             raise ValueError('tau and wake need the name of an exit rule, such as accel')
-        return rule, cache, ''
-    if not isinstance(rule, str):
-        raise ValueError(f'exit must be a rule or its name, such as accel, not {rule!r}')
-    rule = make_exit(rule, tau, wake)
+        return exit, policy, ''
+    if not isinstance(exit, str):
+        raise ValueError(f'exit must be a rule or its name, such as accel, not {exit!r}')
+    rule = make_exit(exit, tau, wake)
     if tau is not None:
-        return rule, cache, ''
+        return rule, policy, ''
     if rule.name == own_rule:
-        return replace(rule, tau=own_tau), cache, f'as in a {type(decoder).__name__.lower()}'
+        return replace(rule, tau=own_tau), policy, f'as in a {type(decoder).__name__.lower()}'
     for row in rows:
-        if (row['rule'], row['cache']) == (rule.name, cache):
-            return replace(rule, tau=row['tau']), cache, 'exits.json'
-    return rule, cache, 'not measured for this model'
+        if (row['rule'], row['cache']) == (rule.name, policy):
+            return replace(rule, tau=row['tau']), policy, 'exits.json'
+    return rule, policy, 'not measured for this model'
 
 
 # the demonstration --------------------------------------------------------------------------------

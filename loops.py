@@ -7,7 +7,7 @@ A group of layers that loops: its noise, how its input comes in, the loop, and h
 model.py puts a RecurrentGroup into its list of layers, (B, T, C) -> (B, T, C):
 
     x = init_state(e)                       x^(0), noise
-    repeat n_loop times, or until the exit rule has let every token exit:
+    repeat n_loop times, or until an exit rule leaves no token awake:
         x = norm(core(adapter([x ; e])))    Geiping 3.2; the "block map" f of Algorithm 1
 
 Paper: sec. 2 and App. B (groups, noise, draws). Geiping: 3.2 (adapter, norm), 3.3 (truncated
@@ -323,14 +323,14 @@ class RecurrentGroup(nn.Module):
         if attention.reads_few(T) and plan.cache is None:
             f = self.map_of_awake(e, cache)
         else:
-            step = self.map_of_all(e, plan.span, cache)
+            step_all = self.map_of_all(e, plan.span, cache)
 
-            def f(x, k, at):
-                if len(at) == B * T:            # all of them
-                    return step(x.view(B, T, C), k).flatten(0, 1)
+            def f(x, k, at):        # computes all; those asleep keep their keys and values
+                if len(at) == B * T:
+                    return step_all(x.view(B, T, C), k).flatten(0, 1)
                 awake = torch.zeros(B * T, dtype=torch.bool, device=x.device)
                 awake[at] = True
-                return step(x.view(B, T, C), k, awake.view(B, T)).flatten(0, 1)[at]
+                return step_all(x.view(B, T, C), k, awake.view(B, T)).flatten(0, 1)[at]
 
         diary = []              # of each step: the numbers of the awake tokens, b T + t
         states = [x]
@@ -372,14 +372,13 @@ class RecurrentGroup(nn.Module):
         B, T, _ = e.shape
         attention = self.core[0].attn
         from_e = self.adapter.from_e(e).to(e.dtype).flatten(0, 1)               # (B T, C)
-        rows = torch.arange(B, device=e.device).repeat_interleave(T)            # (B T,)
-        positions = torch.arange(T, device=e.device).repeat(B)
 
         def f(x, k, at):
-            pos = positions[at]                                                 # (N,)
+            rows, pos = at // T, at % T                                         # (N,) each
             near = attention.near(pos)                                          # (N, window)
-            hooks = [partial(cache[block].update_some, B=B, rows=rows[at], pos=pos, near=near)
+            hooks = [partial(cache[block].update_some, B=B, rows=rows, pos=pos, near=near)
                      for block in self.core]
+            # as one row of N tokens: `near` says what each reads, not its place there
             return self.step(x[at][None], from_e[at][None], hooks, pos)[0]
         return f
 

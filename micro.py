@@ -30,7 +30,7 @@ iterations, batch, lr = 700, 12, 5e-3
 
 
 class Block(nn.Module):
-    """Attention and MLP, each between two norms: the sandwich of Geiping 3.2."""
+    """The sandwich of Geiping 3.2: a norm before each branch, and one after its sum with x."""
 
     def __init__(self):
         super().__init__()
@@ -47,7 +47,7 @@ class Block(nn.Module):
         """
         qkv = self.qkv(self.n1(x)).unflatten(-1, (3, H, -1))                    # (B, T, 3, H, D)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)                                    # (B, H, T, D) each
-        if awake is not None:       # a token that does not loop keeps its old key and value
+        if awake is not None:
             now = awake[:, None, :, None]                                       # (B, 1, T, 1)
             old_k, old_v = cache.get(self, (k, v))      # in the first step all loop: none is needed
             k, v = torch.where(now, k, old_k), torch.where(now, v, old_v)
@@ -81,7 +81,7 @@ class RecurrentGroup(nn.Module):
         if tau is not None:
             cache = {}
             return loop(lambda x, awake: self.step(x, e, awake, cache), x, n_loop, tau)
-        states = [x]
+        states = [x]                # without tau the record is all states
         for k in range(n_loop):     # Geiping 3.3: gradients flow through the last steps only
             with torch.set_grad_enabled(self.training and k >= n_loop - bptt):
                 x = self.step(x, e)
@@ -90,7 +90,7 @@ class RecurrentGroup(nn.Module):
 
 
 def noise_like(e):
-    """x^(0); Geiping App. C.1 also cuts it at 3 sigma."""
+    """x^(0), a normal of variance 2/5; Geiping App. C.1 also cuts it at three deviations."""
     return 0.4 ** 0.5 * torch.randn_like(e)
 
 
@@ -136,7 +136,7 @@ class GPT(nn.Module):
             layers[start:end] = [RecurrentGroup(layers[start:end])]
         self.h = nn.ModuleList(layers)
         self.ln_f = nn.RMSNorm(C, eps=1e-6)
-        # Geiping App. C.1; norms stay 1, and an adapter starts as x + e
+        # Geiping App. C.1, for all matrices but the adapters
         depth = n_layer + (r - 1) * sum(map(len, groups))   # Geiping: a looped layer is r layers
         for name, p in self.named_parameters():
             if p.dim() == 2 and 'adapter' not in name:
@@ -186,7 +186,8 @@ def show_scales(model, x):
     """
     The two scales: the loop steps of a group, and the jump from its last state to the next group's
     (the paper's Eq. 2: to its x^(0), here noise). The paper's cosines settle at 0.5 to 0.65. Here
-    those of layers [2, 3] settle lower, the others near 1; exercise 4 changes their sign.
+    those of layers [2, 3] settle lower, the others near 1; exercise 4 changes their sign. The first
+    step, out of the noise, is longer than the jump; the later ones are the small scale.
     """
     _, trace = model(x, [8] * len(groups))
     for g, group in enumerate(groups):
@@ -225,7 +226,7 @@ def write(model, text):
 def show_chain(what_it_does, readers=None, n=16):
     """
     A chain: each token copies the one before, and the first becomes 1. In the model above a token
-    reads all earlier ones, so it sleeps only when they do, and none of them would ever wake it.
+    reads all earlier ones: it sleeps only once they all sleep, so none of them could wake it.
     Here, with readers, a token takes at most 7 loop steps, however long the chain is.
     """
     steps = []                          # who is awake in each loop step

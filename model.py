@@ -271,7 +271,7 @@ class GatedMLP(nn.Module):
 
 
 class Block(nn.Module):
-    """The sandwich of Geiping 3.2, (B, T, C) -> (B, T, C): a norm before and after each branch."""
+    """Geiping's sandwich (3.2), like x (B, T, C): a norm before each branch, one after the sum."""
     attention, feed_forward = CausalSelfAttention, MLP      # the classes of the branches
 
     def __init__(self, config):
@@ -425,7 +425,7 @@ class GPT(nn.Module):
         all steps, too (without one they always are). ValueError if T > block_size or n_loop does
         not fit the groups.
         """
-        rule, _, _ = choose(exit, cache='exact', rows=self.exit_rows)
+        rule, _, _ = choose(exit, policy='exact', rows=self.exit_rows)
         plan = Plan(self.loop_counts(n_loop, rule is not None), rule,
                     as_noise(noise_seed, self.training), Span(0, idx.shape[1], idx.device),
                     keep_states=trace is not None and (rule is None or keep_states))
@@ -482,7 +482,7 @@ class GPT(nn.Module):
         if self.training:           # each pass would draw other loop counts and other noise
             raise ValueError('text is written in evaluation only: call model.eval() first')
         decoder = decode.decoder_of(decoder) or decode.OneByOne()
-        rule, cache, _ = choose(exit, cache=cache, decoder=decoder, rows=self.exit_rows)
+        rule, cache, _ = choose(exit, policy=cache, decoder=decoder, rows=self.exit_rows)
         plan = Plan(self.loop_counts(n_loop, rule is not None), rule, as_noise(noise_seed))
         return decode.stream(self, idx, max_new_tokens, plan, decoder, cache, seed=seed,
                              temperature=temperature, top_k=top_k)

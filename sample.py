@@ -47,7 +47,7 @@ dataset: str | None = None  # the model's task with other knobs, such as calc:re
 exit: str | None = None     # a rule in exits.EXITS, or MODULE:NAME; None = fixed loops
 tau: float | None = None    # its threshold; None = see exits.choose
 wake: bool | None = None    # may a token that has exited wake? None = on a task with cache exact
-n_loop: int | list | None = None    # None = mean_recurrence; with a rule 30, 2 T + 100 if it wakes
+n_loop: int | list | None = None    # None = the task's; else 30 with a rule, else mean_recurrence
 cache: str | int = 'auto'   # exact, latest, or a number of slots; auto = what the decoder needs
 decoder: str | None = None  # one of decode.DECODERS, as wave:width=8; None = drafts or one_by_one
 seed: Natural = 1337        # of the tokens drawn, or of the problems
@@ -68,7 +68,7 @@ def plan_of(model, chosen=None, task=None, T=None):
     wakes = wake
     if wakes is None:
         wakes = bool(exit) and task is not None and cache in ('auto', 'exact')
-    rule, policy, source = choose(exit, tau, wake=wakes, cache=cache, decoder=chosen,
+    rule, policy, source = choose(exit, tau, wake=wakes, policy=cache, decoder=chosen,
                                   rows=model.exit_rows)
     budget = n_loop
     if budget is None and task is not None:
@@ -101,7 +101,7 @@ def answer_problems(model, checkpoint):
 
     check(num_starts == 1 or problems.task.valid, f'the task {problems.name} cannot check its '
           'answers: leave out --num_starts')
-    torch.manual_seed(seed)             # for a rule that tosses coins
+    torch.manual_seed(seed)             # for a rule that tosses coins, and for SKIP
     guesses, kept, evals = answers_of(model, problems, x, plan, policy)
 
     has_picture = problems.task.picture is not None
@@ -206,18 +206,18 @@ def write_text(model, checkpoint):
     for first in range(0, num_samples, n_rows):
         begin = time.perf_counter()
         torch.manual_seed(seed + first)         # for a rule that tosses coins
-        tokens = decode.stream(model, idx, max_new_tokens, plan, chosen, policy,
+        parts = decode.stream(model, idx, max_new_tokens, plan, chosen, policy,
                                seed=seed + first, temperature=temperature, top_k=top_k)
         if n_rows > 1:      # they are written side by side, so they are printed when all are there
-            tokens = list(tokens)
+            parts = list(parts)
         n_tokens = 0
         for b in range(n_rows):
-            steps = print_row(tokens, b, encoding, text, in_colour)             # (n, groups)
+            steps = print_row(parts, b, encoding, text, in_colour)              # (n, groups)
             n_tokens += len(steps)
             print('--- ' + chosen.in_words(plan, f'{words}, cache {policy}'))
             if model.groups:
                 means = zip(steps.mean(dim=0).tolist(), model.config.groups)
-                print('mean loop steps kept: '
+                print('mean loop steps: '
                       + ', '.join(f'{mean:.2f} in group {group}' for mean, group in means))
         print(f'{n_tokens / (time.perf_counter() - begin):.1f} tokens/s')
     if in_colour:

@@ -71,7 +71,7 @@ class Task:
 
     def budget(self, T, wakes=True):
         """
-        The loop steps for a problem of T tokens, unless the user says more; None = the model's own.
+        The loop steps for a problem of T tokens, unless --n_loop is given; None = the model's own.
         Here, if tokens wake: enough for news that travels one token per step, there and back, and
         100 in which the states come to rest.
         """
@@ -231,8 +231,8 @@ def problems_of(checkpoint, dataset=None):
     """
     problems = Problems(dataset or checkpoint['config']['dataset'])
     reads = checkpoint['tokenizer']
-    check(problems.tokenizer == reads, f'the model knows the words of {reads}, and {dataset} has '
-          f'those of {problems.tokenizer}: choose a task with the same words')
+    check(problems.tokenizer == reads, f'the model knows the words of {reads}, and {problems.name} '
+          f'has those of {problems.tokenizer}: choose a task with the same words')
     return problems
 
 

@@ -89,20 +89,20 @@ def test_choose():
         ('norm', 'exact', 1.0), ('norm', 'exact', 2.0), ('norm', 'latest', 3.0),
         ('norm_rel', 'latest', 4.0), ('kl', 'latest', 5.0))]
     for expected, how in (
-            (None, {}), (('norm', 9, 'exact'), dict(rule='norm', tau=9)),
-            (('norm', 1, 'exact'), dict(rule='norm')),
-            (('norm', 3, 'latest'), dict(rule='norm', cache='latest')),
-            (('norm', 0.01, 4), dict(rule='norm', cache=4)),
-            (('norm', 7, 'exact'), dict(rule=make_exit('norm', 7))),
+            (None, {}), (('norm', 9, 'exact'), dict(exit='norm', tau=9)),
+            (('norm', 1, 'exact'), dict(exit='norm')),
+            (('norm', 3, 'latest'), dict(exit='norm', policy='latest')),
+            (('norm', 0.01, 4), dict(exit='norm', policy=4)),
+            (('norm', 7, 'exact'), dict(exit=make_exit('norm', 7))),
             (('norm_rel', 0.003, 'latest'), dict(decoder=Wave())),
             (('norm_rel', 0.5, 'latest'), dict(decoder=Wave(), tau=0.5)),
-            (('norm_rel', 4, 'latest'), dict(rule='norm_rel', cache='latest')),
-            (('kl', 5, 'latest'), dict(rule='kl', decoder=Wave()))):
+            (('norm_rel', 4, 'latest'), dict(exit='norm_rel', policy='latest')),
+            (('kl', 5, 'latest'), dict(exit='kl', decoder=Wave()))):
         rule, cache, _ = choose(**how, rows=rows)
         assert (rule and (rule.name, rule.tau, cache)) == expected
-    for bad in (dict(rule='acel'), dict(rule=0.1), dict(tau=1), dict(wake=True),
-                dict(rule=make_exit('kl'), tau=1),
-                dict(decoder=Wave(), cache='exact')):
+    for bad in (dict(exit='acel'), dict(exit=0.1), dict(tau=1), dict(wake=True),
+                dict(exit=make_exit('kl'), tau=1),
+                dict(decoder=Wave(), policy='exact')):
         with pytest.raises(ValueError):
             choose(**bad)
 
