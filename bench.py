@@ -52,7 +52,7 @@ length: int | None = None   # tokens of a window; None = block_size
 rules: str | list = ['norm_rel', 'kl', 'accel']     # names in exits.EXITS, or MODULE:NAME
 taus: float | list | None = None    # thresholds; None = 0.03 ... 30, with calibrate 0.001 ... 30
 budgets: int | list = [1, 2, 4, 8]  # fixed loop steps
-decoder: str | list = ['drafts:loops=2,check=8', 'wave:width=8']    # check: see Drafts below
+decoder: str | list = ['drafts:loops=2,check=8', 'wave:width=8']    # as in sample.py, and check
 n_loop: int | None = None   # the full budget; None = that of the model or the task
 cache: str | int | list = 'exact'   # of fixed loops and rules: exact, latest, a number of slots
 wake: bool | list | None = None     # may a token that has exited wake? None = on a task
