@@ -14,7 +14,7 @@ for draw in lognormal fixed; do
             train $run config/sudoku.py --block_size=216 --max_iters=1000 --loop_draw=$draw \
                 --learning_rate=$rate --seed=$seed --eval_interval=1000 --eval_loops=[20]
             [ -e "$OUT/$run.done" ] || continue
-            once eval-$run python train.py config/sudoku.py --eval_only --out_dir="$OUT/$run" \
+            once eval-$run python train.py --eval_only --out_dir="$OUT/$run" \
                 --eval_windows=100 --eval_loops=[20,40,80,160,320,640,1280]
         done
     done
