@@ -9,7 +9,7 @@ How good and how fast is each way to decode: fixed loops, exit rules, drafts, wa
 
 A way to decode is a *method*, and a row of bench.csv. Each is compared with the first one, the
 *full budget*: n_loop fixed loops with the cache `exact`. n_loop is 30, or r if loop_draw is fixed,
-or on a task with rules that wake 2 T + 100. Fewer loops can check drafts (check=8). All rules are
+or on a task that of Task.budget. Fewer loops can check drafts (check=8). All rules are
 tried in waves, too; one may have a threshold of its own in place of taus (norm:1).
 
     quality     loss and accuracy on held-out windows, or on problems of a task. It is not measured
@@ -35,7 +35,7 @@ import data
 import decode
 import tasks
 from common.checkpoint import open_run, stored_exits
-from common.configurator import build, configure
+from common.configurator import Count, Natural, build, configure
 from common.distributed import pick_device, use_one_thread
 from common.errors import check, run
 from common.evaluation import windows_at_once
@@ -56,9 +56,9 @@ decoder: str | list = ['drafts:loops=2,check=8', 'wave:width=8']    # as in samp
 n_loop: int | None = None   # the full budget; None = that of the model or the task
 cache: str | int | list = 'exact'   # of fixed loops and rules: exact, latest, a number of slots
 wake: bool | list | None = None     # may a token that has exited wake? None = on a task
-n_windows = 24              # held-out windows for quality; with --calibrate on a task new problems
-n_prompts = 8               # windows that are timed; 0 = none, and without times no decoders
-prompt_tokens: int | None = None    # length of a prompt; None = half a window
+n_windows: Count = 24       # held-out windows for quality; with --calibrate on a task new problems
+n_prompts: Natural = 8      # windows that are timed; 0 = none, and without times no decoders
+prompt_tokens: Count | None = None  # length of a prompt; None = half a window
 new_tokens = 24             # length of a text. The first token also reads the prompt: not timed
 compile = False             # compile the passes after a prompt, see compiled.py; not on a task
 calibrate = False           # print what thresholds cost, and measure nothing else

@@ -135,13 +135,6 @@ def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=3e8,
                 subset=subset)
     check(re.fullmatch(r'\w[\w.-]*', name) and name not in tasks.TASKS,
           f"'{name}' is a task, or cannot be the name of a folder: choose another name")
-    if os.path.exists(folder):
-        if not overwrite:
-            return found(folder, call)
-        others = {*os.listdir(folder)} - {'train.bin', 'val.bin', 'meta.json', 'tokenizer.json'}
-        check(not others, f"{folder} would lose {', '.join(others)}: choose another name")
-
-    # documents and encoding
     is_web = name == 'fineweb'
     is_own = not is_web and name != 'torchdocs'
     if is_own:
@@ -149,6 +142,13 @@ def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=3e8,
     else:
         check(not (bpe or val_path or path and not is_web), 'text of your own needs a name of its '
               'own: python data.py NAME --path=TEXT')
+    if os.path.exists(folder):
+        if not overwrite:
+            return found(folder, call)
+        others = {*os.listdir(folder)} - {'train.bin', 'val.bin', 'meta.json', 'tokenizer.json'}
+        check(not others, f"{folder} would lose {', '.join(others)}: choose another name")
+
+    # documents and encoding
     if is_web:
         documents = fineweb(path or 'HuggingFaceFW/fineweb', subset)
     elif is_own:

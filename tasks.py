@@ -99,6 +99,9 @@ class Calc(Task):
 
     of_words = ('p',)
 
+    def __post_init__(self):
+        check(self.p > 1, f'p must be at least 2, not {self.p}')
+
     def __call__(self, rng, rows, T):
         p = self.p
         op = rng.integers(1, 3, size=(rows, T))         # 0 sets, 1 adds, 2 multiplies

@@ -78,7 +78,7 @@ pos = 'learned'             # positions: learned, rotary, none
 rope_base: Positive = 10000.0         # of rotary positions; 100 for short problems
 window: int | None = None   # attention reads the last `window` tokens; None = all
 # training
-batch_size: Count = 16             # sequences of a step, split among all processes
+batch_size: Count = 16             # sequences of a micro step, of all processes together
 gradient_accumulation_steps: Count = 1
 max_iters: Natural = 1500
 optimizer: Literal['muon', 'adamw'] = 'muon'    # muon: for the matrices of blocks and adapters
@@ -229,8 +229,9 @@ def where_to_start():
     earlier = earlier | dict(model_class=checkpoint['model_class'])
     given = settings.flags if resume and not eval_only else settings.given.keys()
     kept = given | {'out_dir', 'resume', 'overwrite', 'init_from', 'eval_only'}
-    settings.take({name: earlier[name] for name in settings.knobs().keys() - kept
-                   if name in earlier})
+    for name in (settings.knobs().keys() - kept) & earlier.keys():
+        settings.take({name: earlier[name]})
+        settings.given.pop(name, None)      # a config file may have given it: the run has set it
     return checkpoint
 
 
@@ -280,7 +281,7 @@ def train(run, checkpoint):
         try:
             with distributed.noting_signals() as stop_signals:
                 complete = iterate(run, stop_signals)
-        except OSError:         # nobody reads the output any more: save what was learned
+        except OSError:         # nobody reads the output any more, say: save what was learned
             if run.done:
                 save(run, 'ckpt.pt')
             raise

@@ -1,4 +1,4 @@
-# Train on Sudoku (zoo/sudoku.py): which digit stands in each cell? Twenty minutes of a CPU core.
+# Train on Sudoku (zoo/sudoku.py): which digit stands in each cell? A quarter of an hour of a core.
 #   python train.py config/sudoku.py
 #   python sample.py --out_dir=out-sudoku --num_starts=8
 #   python sample.py --out_dir=out-sudoku --start=FILE:board.txt    one from a newspaper

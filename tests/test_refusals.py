@@ -26,7 +26,7 @@ REFUSED = [
     ('model.py', '--groups=[[1],[1]]', 'groups'),
     # data
     ('train.py', '--dataset=boook', "'book'"),
-    ('train.py', '--dataset=calc:p=1', 'low'),
+    ('train.py', '--dataset=calc:p=1', 'at least 2'),
     ('train.py', '--block_size=100000', 'block_size'),
     # the folder of a run, and checkpoints
     ('train.py', '--out_dir=out', '--overwrite'),
