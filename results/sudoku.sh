@@ -23,11 +23,17 @@ for seed in 1337 1 2; do
     [ -z "${LISTS:-}" ] || boards seventeen $run --file="$LISTS/puzzles2_17_clue" --most=1000 --starts=32
 done
 boards small sudoku-1337 "--kinds=['4','6','12']" '--n_boards=[100,100,32]' --starts=1
-[ -z "${LISTS:-}" ] || boards norvig sudoku-1337 --file="$LISTS/top95.txt"
+DEEP="--starts=1 --loops=[512,1024]"
+boards deep sudoku-1337 "--kinds=['16']" '--n_boards=[64]' $DEEP
+if [ -n "${LISTS:-}" ]; then
+    boards deep17 sudoku-1337 --file="$LISTS/puzzles2_17_clue" --most=1000 $DEEP
+    boards norvig sudoku-1337 --file="$LISTS/top95.txt" --starts=32
+    boards hardest sudoku-1337 --file="$LISTS/puzzles5_forum_hardest_1905_11+" --most=100
+fi
 boards ways sudoku-1337 "--kinds=['minimal']" '--n_boards=[30]' \
     "--ways=['fixed','valid','rest','sleep']"
-boards rest sudoku-1337 "--kinds=['minimal','singles']" '--n_boards=[500,500]' "--ways=['rest']"
+boards rest sudoku-1337 "--kinds=['minimal','singles']" '--n_boards=[1000,1000]' "--ways=['rest']"
 
 set +f
-collect sudoku "$OUT"/{nine,sixteen,small,seventeen,norvig}-sudoku-*/sudoku.csv
+collect sudoku "$OUT"/{nine,sixteen,small,deep,deep17,seventeen,norvig,hardest}-sudoku-*/sudoku.csv
 collect sudoku_ways "$OUT"/{ways,rest}-sudoku-*/sudoku.csv
