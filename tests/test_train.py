@@ -147,6 +147,7 @@ def test_the_best_weights_are_kept_and_named():
     assert best == min(losses, key=losses.get) < 30
     last_line = printed.splitlines()[-1]
     assert 'ckpt_best.pt' in last_line and f'iteration {best}' in last_line
+    finished('--resume', '--max_iters=31')
     assert read_checkpoint('out')['best'][1] == best
 
 
@@ -427,7 +428,9 @@ def test_a_class_of_ones_own_is_imported_only_if_it_is_named():
     Path('own_class.py').write_text('import model\nclass Mine(model.GPT):\n    pass\n')
     finished(*TINY, '--model_class=own_class:Mine', '--max_iters=1')
     sys.modules.pop('own_class')
+    Path('config.py').write_text("model_class = 'model:GPT'\n")       # it names another one
     refused('--resume', '--max_iters=2')
+    refused('config.py', '--resume', '--max_iters=2')
     assert 'own_class' not in sys.modules
     finished('own_class.py', '--resume', '--max_iters=2')
     assert read_checkpoint('out')['model_class'] == 'own_class:Mine'
