@@ -398,6 +398,7 @@ def main():
     is_stored = store is not False
     tau_is_named = is_stored and store is not True
     check(calibrate or not is_stored, 'store is for --calibrate')
+    check(not is_stored or len(values_of(wake)) < 2, 'store is for one value of --wake')
     model, checkpoint, folder, results = open_run(out_dir, dev, length=length)
     is_task = tasks.is_task(dataset or checkpoint['config']['dataset'])
     check(not (is_task and compile), 'passes over problems are not compiled: leave out --compile')

@@ -392,7 +392,8 @@ def iterate(run, stop_signals):
             say(f'stopped after iteration {it} and saved: python train.py --resume '
                 f'--out_dir={out_dir} goes on')
             return False
-    return True
+    # a signal after the last step, while it was evaluated
+    return not distributed.add_up(torch.tensor(len(stop_signals), device=run.dev)).item()
 
 
 def report(log, it, loss, norm, n_loop, steps):
