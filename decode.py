@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from cache import Span, make_cache
-from exits import check_finite
+from exits import check_finite, make_exit
 from loops import derived_seed, of_groups
 
 # text ---------------------------------------------------------------------------------------------
@@ -34,12 +34,14 @@ def stream(model, idx, n_new, plan, decoder=None, policy=None, **draws):
     Continue prompts idx (B, T): yield tokens (B, t) and their loop steps (B, t, groups), n_new
     tokens in all.
 
-    decoder: see Decoder; None = one by one. policy: see cache.slots_of; None = what the decoder
-    needs, or 'exact'. draws: seed (row b has seed + b), temperature, top_k, see pick. ValueError,
-    with the first token, for what does not fit.
+    decoder: None = one by one. policy: see cache.slots_of; None = the decoder's, or 'exact'. draws:
+    seed (row b has seed + b), temperature, top_k, see pick. ValueError, with the first token.
     """
     decoder = decoder or OneByOne()
-    policy = (decoder.needs_cache or 'exact') if policy is None else policy
+    needed = decoder.needs_cache
+    policy = (needed or 'exact') if policy is None else policy
+    if needed not in (None, policy):
+        raise ValueError(f"{type(decoder).__name__} needs the cache '{needed}', not {policy!r}")
     if n_new < 1 or idx.numel() == 0:
         raise ValueError('the prompt and the text must have at least one token each')
     check_final(plan.rule)
@@ -47,14 +49,14 @@ def stream(model, idx, n_new, plan, decoder=None, policy=None, **draws):
         raise ValueError(f'{type(decoder).__name__} continues one row, not {len(idx)}')
     decoder.check_plan(model, plan)
     text = Text(idx, model.config.block_size, **draws)
-    window = None
+    start = None            # of the context window
     left = n_new
     while left > 0:
-        if window != text.start:        # at first, and when the context window has moved
+        if start != text.start:        # at first, and when the context window has moved
             # read the window; its last token gives the next one, whatever the decoder
-            window = text.start
+            start = text.start
             plan = replace(plan, cache=make_cache(model, plan.counts, policy))
-            context = text.idx[:, window:]
+            context = text.idx[:, start:]
             logits, results = one_pass(model, context, 0, plan)
             decoder.begin(results)
             tokens = text.draw(logits[:, -1:])
@@ -292,7 +294,7 @@ class Wave(Decoder):
         pass 16                        f4   _3   t2   h1   p1   m1
         pass 17                       [f5]  _4   t3   h2   e1   e1   _1
 
-    In brackets: the token leaves the wave. Its input is certain: all tokens before it have left,
+    In brackets: the token leaves the wave. Its input is certain: all before it have left or leave,
     and it reads what the last of them predicts. And the plan's rule has triggered in every group.
     (The first token also leaves, still or not, once it has had one input for the plan's loop budget
     or longer.) In each pass a token joins at the end, while there is room. In pass 13 column 5
@@ -442,7 +444,6 @@ def pick(logits, places, seeds, temperature=1.0, top_k=None):
 
 def main():
     """A prompt continued by a wave, pass by pass. *: certain, so it leaves the wave; _: a space."""
-    from exits import make_exit
     from model import GPT
     wave = Wave()
     wave.trace = []

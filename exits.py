@@ -52,10 +52,10 @@ def algorithm_1(f, x0, tau, k_max):
 # signals: (x0, x1, memo, logits_of) -> (value, memo) ----------------------------------------------
 #
 #     x0, x1      (..., C)
-#     memo        what the signal returned after the token's last step, a tensor (..., any) or None;
-#                 None in its first step. A sleeping token takes steps of length 0, from x to x, so
-#                 after waking the memo is that of such a step: a signal that divides by the length
-#                 of the last step must survive a 0
+#     memo        what the signal returned after the token's last step, None in its first one: a
+#                 tensor (..., any) in every step, or always None. If the rule wakes, a token that
+#                 falls asleep takes one step of length 0, from x to x, whose memo it has after
+#                 waking: a signal that divides by the length of the last step must survive a 0
 #     logits_of   state (..., C) -> logits (..., V), see Exit.reads
 #     value       (...), compared with tau. NaN = not known yet, in a token's first two steps alone:
 #                 not small. A yes-or-no signal is 0 where a token may exit and 1 elsewhere, with a
@@ -213,10 +213,10 @@ def loop(f, x, k_max, rule, logits_at=None, readers=None, record=None):
 
         # Algorithm 1 throws away the step in which a token stops; who is still, but stays awake for
         # one that it reads, keeps it
-        takes = awake if rule.keep else awake & next_awake
-        taken = numbers_of(takes[awake], x)     # in x1, which holds the awake alone
+        keeps = awake if rule.keep else awake & next_awake
+        taken = numbers_of(keeps[awake], x)     # in x1, which holds the awake alone
         x[at[taken]] = x1[taken]
-        kept[takes] = k
+        kept[keeps] = k
         if record:
             record(awake, x)
 
@@ -224,8 +224,8 @@ def loop(f, x, k_max, rule, logits_at=None, readers=None, record=None):
         # signal compares with rest, and not with the step that was thrown away
         falls = awake & ~next_awake
         if readers and memos is not None and falls.any():
-            at = numbers_of(falls, x)
-            _, memos = signal_at(rule, x[at], memos, at, x, logits_at)
+            rests = numbers_of(falls, x)
+            _, memos = signal_at(rule, x[rests], memos, rests, x, logits_at)
         awake = next_awake
         if not awake.any():
             break
@@ -298,8 +298,6 @@ def choose(exit=None, tau=None, wake=False, policy='auto', decoder=None, rows=()
     needed = decoder.needs_cache if decoder else None
     if policy == 'auto':
         policy = needed or 'exact'
-    if needed and policy != needed:
-        raise ValueError(f"{type(decoder).__name__} needs the cache '{needed}', not {policy!r}")
     own_rule, own_tau = decoder.default_rule if decoder and decoder.default_rule else (None, None)
     exit = own_rule if exit is None else exit
 
@@ -313,7 +311,7 @@ def choose(exit=None, tau=None, wake=False, policy='auto', decoder=None, rows=()
     if tau is not None:
         return rule, policy, ''
     if rule.name == own_rule:
-        return replace(rule, tau=own_tau), policy, f'as in a {type(decoder).__name__.lower()}'
+        return replace(rule, tau=own_tau), policy, "the decoder's own"
     for row in rows:
         if (row['rule'], row['cache']) == (rule.name, policy):
             return replace(rule, tau=row['tau']), policy, 'exits.json'

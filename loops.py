@@ -325,7 +325,7 @@ class RecurrentGroup(nn.Module):
         else:
             step_all = self.map_of_all(e, plan.span, cache)
 
-            def f(x, k, at):        # computes all; those asleep keep their keys and values
+            def f(x, k, at):        # computes all; the cache wants a mask, and keeps keys by it
                 if len(at) == B * T:
                     return step_all(x.view(B, T, C), k).flatten(0, 1)
                 awake = torch.zeros(B * T, dtype=torch.bool, device=x.device)

@@ -81,7 +81,7 @@ class RecurrentGroup(nn.Module):
         if tau is not None:
             cache = {}
             return loop(lambda x, awake: self.step(x, e, awake, cache), x, n_loop, tau)
-        states = [x]                # without tau the record is all states
+        states = [x]
         for k in range(n_loop):     # Geiping 3.3: gradients flow through the last steps only
             with torch.set_grad_enabled(self.training and k >= n_loop - bptt):
                 x = self.step(x, e)
@@ -112,12 +112,12 @@ def loop(f, x, k_max, tau, readers=None):
         delta_prev, delta = delta, x1 - x                                       # Eq. 1
         if delta_prev is not None:
             small = (delta - delta_prev).norm(dim=-1) < tau                     # Eq. 5
-            streak = torch.where(awake, (streak + 1) * small, streak)   # a sleeper keeps its streak
+            streak = torch.where(awake, (streak + 1) * small, streak)   # asleep, it stays as it is
         moved = streak < 2
         next_awake = moved if readers is None else readers(moved)
-        takes = awake & next_awake          # who falls asleep now throws x1 away
-        x = torch.where(takes[..., None], x1, x)
-        steps_used += takes
+        keeps = awake & next_awake          # the step in which a token stops is thrown away
+        x = torch.where(keeps[..., None], x1, x)
+        steps_used += keeps
         awake = next_awake
         if not awake.any():
             break
@@ -195,13 +195,14 @@ def show_scales(model, x):
         delta = states.diff(dim=0)                                              # (8, B, T, C)
         norms = delta.norm(dim=-1).mean((1, 2))
         cosines = F.cosine_similarity(delta[1:], delta[:-1], dim=-1).mean((1, 2))
-        print(f'\nlayers {group}, mean loop step {norms.mean():.2f}')
+        later = norms[1:].mean()
+        print(f'\nlayers {group}, mean loop step after the first {later:.2f}')
         print('  loop step                  ', *(f'{k:5d}' for k in range(1, len(states))))
         print('  length                     ', *(f'{norm:5.3f}' for norm in norms))
         print('  cosine with the step before', ' ' * 5, *(f'{cosine:5.2f}' for cosine in cosines))
         if g + 1 < len(groups):
             jump = (trace[g + 1][-1] - states[-1]).norm(dim=-1).mean()
-            print(f'jump to the next group {jump:.2f}, {jump / norms.mean():.1f} times that mean')
+            print(f'jump to the next group {jump:.2f}, {jump / later:.1f} times that mean')
 
 
 def show_exits(model, x, y):

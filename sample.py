@@ -75,7 +75,8 @@ def plan_of(model, chosen=None, task=None, T=None):
         budget = task.budget(T, wakes)
     plan = Plan(model.loop_counts(budget, has_rule=rule is not None), rule)
 
-    numbers = '-'.join(map(str, dict.fromkeys(plan.counts))) or 'no'
+    counts = plan.counts if len(set(plan.counts)) > 1 else plan.counts[:1]
+    numbers = '-'.join(map(str, counts)) or 'no'
     words = '1 loop' if numbers == '1' else f'{numbers} loops'
     if rule:
         words = f'at most {words}, {rule.name} with tau = {rule.tau:g}'
@@ -117,7 +118,8 @@ def answer_problems(model, checkpoint):
     if depth is not None:
         in_one_pass = policy == 'exact' and model.groups
         print(deepest_answer(y, depth, guesses, kept if in_one_pass else None), end='; ')
-    print(f'a token was computed {evals.mean():.1f} times')
+    last = ' in the last try' if num_starts > 1 else ''
+    print(f'a token was computed {evals.mean():.1f} times{last}')
     if plan.rule and (kept == plan.counts).any():
         # also tokens that the rule stopped in the very last step, if it keeps the one that triggers
         print('some tokens took the whole budget: a larger --n_loop may change them')

@@ -101,8 +101,7 @@ def test_choose():
         rule, cache, _ = choose(**how, rows=rows)
         assert (rule and (rule.name, rule.tau, cache)) == expected
     for bad in (dict(exit='acel'), dict(exit=0.1), dict(tau=1), dict(wake=True),
-                dict(exit=make_exit('kl'), tau=1),
-                dict(decoder=Wave(), policy='exact')):
+                dict(exit=make_exit('kl'), tau=1)):
         with pytest.raises(ValueError):
             choose(**bad)
 
