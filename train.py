@@ -412,19 +412,19 @@ def report(log, it, loss, norm, n_loop, steps):
 # log and evaluation -------------------------------------------------------------------------------
 
 class Log:
-    """log.csv: `add` appends a row, a dict. A resumed run drops the rows after its checkpoint."""
+    """log.csv: `add` appends a row. A resumed run drops later rows, and one that a kill has cut."""
 
     def __init__(self, run):
         self.path = f'{out_dir}/log.csv'
         self.rows = []
         try:
             if run.done and os.path.exists(self.path):
-                self.rows = [row for row in read_csv(self.path) if int(row['iter']) < run.done]
-                for row in self.rows:
+                rows = [row for row in read_csv(self.path) if None not in row.values()]
+                for row in rows:
                     for name in row.keys() - {'loops'}:
                         float(row[name] or 0)       # the figure needs numbers
+                self.rows = [row for row in rows if int(row['iter']) < run.done]
         except (csv.Error, KeyError, TypeError, ValueError):        # somebody has edited it
-            self.rows = []
             aside = f'{out_dir}/log_before_{run.done}.csv'
             os.replace(self.path, aside)
             say(f'cannot read {self.path}: it is {aside} now, and a new log begins')

@@ -294,7 +294,7 @@ def test_a_log_that_cannot_be_read_is_set_aside(whole):
     """As if Excel had saved it, with a mark in front, with semicolons, or with a date."""
     log = (whole / 'log.csv').read_text()
     finished(*TINY, '--max_iters=5')
-    Path('out/log.csv').write_text('\ufeff' + log)
+    Path('out/log.csv').write_text('\ufeff' + log + '1')      # a kill has cut the row of 10
     finished('--resume', '--max_iters=8')
     assert [row['iter'] for row in log_of('out')] == ['0', '0', '4', '5', '7', '8']
     for done, spoilt in (8, log.replace(',', ';')), (10, log.replace('5.', 'May ')):
