@@ -117,7 +117,7 @@ class Exit:
     signal: Callable
     tau: float = 1e-2
     hits: int = 1
-    keep: bool = True           # the state after the step that triggered? Algorithm 1: before it
+    keep: bool = True           # keep the state after the step that triggers; Algorithm 1 does not
     wake: bool = False          # asleep until a token that it reads moves, see loop
     reads: str = 'readout'      # the model's method behind logits_of, see GPT.logits_at
     name: str = ''
