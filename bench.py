@@ -147,7 +147,7 @@ def methods_of(model, task=None):
         for call in values_of(decoder):
             chosen = decoder_of(call)
             most = getattr(chosen, 'check', None) or budget
-            policy = chosen.needs_cache or 'exact'
+            _, policy, _ = choose(decoder=chosen)       # what 'auto' is for it
             of_rules = rules_of(False, policy, chosen) if chosen.default_rule else [None]
             methods += [Method(most, policy, rule, call) for rule in of_rules]
     return list(dict.fromkeys(methods))         # each once
@@ -282,8 +282,8 @@ def measure(model, methods, idx, targets, prompts, path, is_task, deepest=None):
     use_one_thread(model)               # for the times; quality may use all cores
     if compile and len(prompts):
         from compiled import compile_passes
-        decoders = [decoder_of(method.decoder) for method in methods]
-        compile_passes(model, set().union(*(decoder.widths for decoder in decoders)))
+        widths = [decoder_of(method.decoder).widths(method.plan(model)) for method in methods]
+        compile_passes(model, set().union(*widths))
         for method in methods:          # the first call compiles
             time_to_write(model, method, prompts[0], new_tokens)
     timings = [[] for _ in methods]     # of each method what each prompt has given

@@ -29,17 +29,15 @@ from loops import derived_seed, of_groups
 
 
 @torch.no_grad()
-def stream(model, idx, n_new, plan, decoder=None, policy=None, **draws):
+def stream(model, idx, n_new, plan, decoder, policy, **draws):
     """
     Continue prompts idx (B, T): yield tokens (B, t) and their loop steps (B, t, groups), n_new
     tokens in all.
 
-    decoder: None = one by one. policy: see cache.slots_of; None = the decoder's, or 'exact'. draws:
-    seed (row b has seed + b), temperature, top_k, see pick. ValueError, with the first token.
+    policy: of the cache, see cache.slots_of. draws: seed (row b has seed + b), temperature, top_k,
+    see pick. ValueError, with the first token.
     """
-    decoder = decoder or OneByOne()
     needed = decoder.needs_cache
-    policy = (needed or 'exact') if policy is None else policy
     if needed not in (None, policy):
         raise ValueError(f"{type(decoder).__name__} needs the cache '{needed}', not {policy!r}")
     if n_new < 1 or idx.numel() == 0:
@@ -161,11 +159,14 @@ class Decoder:
     """
     needs_cache = None      # the cache that it needs, 'exact' or 'latest'; None = any
     default_rule = None     # its exit rule, (name, tau), see exits.choose
-    one_row = True          # does it continue one row alone?
-    widths = {1}            # the widths for which compiled.compile_passes makes graphs
+    one_row = True          # can it continue one row only?
 
     def check_plan(self, model, plan):
         """ValueError if the model or the plan does not suit it."""
+
+    def widths(self, plan):
+        """How many tokens its passes without a rule have, a set: these can be compiled."""
+        return set() if plan.rule else {1}
 
     def begin(self, results):
         """The context window was read, at first or after it has moved. results: of its groups."""
@@ -240,9 +241,8 @@ class Drafts(Decoder):
     def in_words(self, plan, words):
         return f'drafts of {self.draft_loops(plan)} checked by {words}'
 
-    @property
-    def widths(self):
-        return {1, 1 + self.tokens}         # the check reads the token before the drafts, too
+    def widths(self, plan):
+        return {1} if plan.rule else {1, 1 + self.tokens}       # the check has the plan's rule
 
     def __call__(self, model, plan, text, most):
         # the check adds a token, for which the window and `most` need room
@@ -286,13 +286,13 @@ class Wave(Decoder):
     pass. Passes 12 to 17 of `python decode.py` (positions across; what a token predicts, and the
     passes since its input last changed):
 
-        column     1    2    3    4    5    6    7    8    9    10   11
-        pass 12   [t5]  e4   _3   o2   o1   _1
-        pass 13        [e5]  _4   o3   f1   d2   t1
-        pass 14             [_5]  o4   f2   _1   e1   h1
-        pass 15                  [o5]  f3   _2   t1   x1   a1
-        pass 16                        f4   _3   t2   h1   p1   m1
-        pass 17                       [f5]  _4   t3   h2   e1   e1   _1
+        column    1   2   3   4   5   6   7   8   9   10  11
+        pass 12  [t5] e4  _3  o2  o1  _1
+        pass 13      [e5] _4  o3  f1  d2  t1
+        pass 14          [_5] o4  f2  _1  e1  h1
+        pass 15              [o5] f3  _2  t1  x1  a1
+        pass 16                   f4  _3  t2  h1  p1  m1
+        pass 17                  [f5] _4  t3  h2  e1  e1  _1
 
     In brackets: the token leaves the wave. Its input is certain: all before it have left or leave,
     and it reads what the last of them predicts. And the plan's rule has triggered in every group.
@@ -327,9 +327,8 @@ class Wave(Decoder):
     def in_words(self, plan, words):
         return f'a wave of {self.width} with a budget of {words.removeprefix("at most ")}'
 
-    @property
-    def widths(self):
-        return {self.width}
+    def widths(self, plan):
+        return {self.width}         # its passes have no rule: it applies the plan's itself
 
     def begin(self, results):
         self.columns = []
@@ -367,11 +366,10 @@ class Wave(Decoder):
         """Apply the rule to each column: its signals (G,) raise or reset the streaks."""
         for i, column in enumerate(self.columns):
             value, column.memo = rule.observe(before[:, i], after[:, i], column.memo, logits_of)
-            # waits for the device, once a column and pass
-            small = rule.is_small(value, after[:, i], column.passes)
-            # in the first pass with a new input the state moves because the input did:
-            # it does not count
-            column.streak = (column.streak + 1) * small * (column.age > 1)
+            value = value.numpy(force=True)     # waits for the device, once a column and pass
+            rule.check_value(value, after[:, i], column.passes)
+            # with a new input the state moves because the input did, so no streak begins there
+            column.streak = (column.streak + 1) * (value < rule.tau) * (column.age > 1)
 
     def certain(self, plan):
         """How many leading columns are certain."""
@@ -443,18 +441,19 @@ def pick(logits, places, seeds, temperature=1.0, top_k=None):
 # the demonstration --------------------------------------------------------------------------------
 
 def main():
-    """A prompt continued by a wave, pass by pass. *: certain, so it leaves the wave; _: a space."""
+    """A wave: what a token predicts, passes since its input changed; [ ]: it leaves; _: a space."""
     from model import GPT
     wave = Wave()
     wave.trace = []
     prompt = torch.tensor([[*b'The method returns ']])
-    GPT.load('pretrained/text').generate(prompt, 24, temperature=0, n_loop=30, decoder=wave,
+    GPT.load('pretrained/text').generate(prompt, 18, temperature=0, n_loop=30, decoder=wave,
                                          exit=make_exit('norm_rel', 0.01))
     print(main.__doc__)
     for number, entry in enumerate(wave.trace, start=1):
-        line = '   ' * (entry['place'] - prompt.shape[1])
-        for i, token in enumerate(entry['tokens']):
-            line += chr(token).replace(' ', '_') + ('* ' if i < entry['leave'] else '  ')
+        line = '    ' * (entry['place'] - prompt.shape[1])
+        for i, (token, age) in enumerate(zip(entry['tokens'], entry['age'])):
+            cell = f'{chr(token)}{age}'.replace(' ', '_')
+            line += f'[{cell}]' if i < entry['leave'] else f' {cell} '
         print(f'pass {number:2d}  {line}')
 
 

@@ -1,7 +1,7 @@
 """
 Exit rules: when may a token stop looping, and when does it have to go on?
 
-    python exits.py                 every rule on a spiral (tokens that wake: python micro.py)
+    python exits.py                 each rule but random on a spiral (for waking: python micro.py)
 
 `algorithm_1` is the paper's Algorithm 1, line by line, for one state, to read and to test against.
 `loop` is the same for any rule and many tokens at once; a token alone exits at the same step.
@@ -131,13 +131,12 @@ class Exit:
                              f'value for each token, {tuple(shape)}, and its memo')
         return pair
 
-    def is_small(self, value, x1, evals):
+    def check_value(self, value, x1, evals):
         """
-        Algorithm 1, line 7: is the signal below tau? A NumPy array (N,). value (N,): the signal
-        after the step to x1 (N, C); evals: an int, or (N,): how many steps each token has computed.
-        ValueError if a value is NaN because a state is not finite, or in the third step or later.
+        value (N,), a NumPy array: the signal of the step to x1 (N, C); evals: an int, or (N,): how
+        many steps each token has computed. ValueError if a value is NaN because a state is not
+        finite, or in the third step or later.
         """
-        value = value.numpy(force=True)         # waits for the device
         unknown = np.isnan(value)
         if unknown.any():
             check_finite(x1)
@@ -145,7 +144,6 @@ class Exit:
                 raise ValueError(f"the signal of the exit rule '{self.name}' is NaN after three "
                                  'loop steps or more. It must be a number then, also for a token '
                                  'that has just woken, whose memo is that of a step of length 0')
-        return value < self.tau
 
 
 def check_finite(x):
@@ -195,7 +193,7 @@ def loop(f, x, k_max, rule, logits_at=None, readers=None, record=None):
     """
     B, T, C = x.shape
     x = x.reshape(B * T, C).clone()                 # the states of all tokens
-    memos = None                                    # what the signal remembers of their last steps
+    memos = None                                    # the signal's memo of each token
     awake = np.ones((B, T), dtype=bool)             # who takes this step
     streak = np.zeros((B, T), dtype=int)            # small signals in a row
     kept, evals = np.zeros((2, B, T), dtype=int)    # the last step kept, steps computed
@@ -204,10 +202,12 @@ def loop(f, x, k_max, rule, logits_at=None, readers=None, record=None):
         at = numbers_of(awake, x)
         x1 = f(x, k, at)                            # (N, C)
         value, memos = signal_at(rule, x1, memos, at, x, logits_at)
+        value = value.numpy(force=True)             # waits for the device
         evals += awake
-        streak[awake] = (streak[awake] + 1) * rule.is_small(value, x1, evals[awake])
+        rule.check_value(value, x1, evals[awake])
+        streak[awake] = (streak[awake] + 1) * (value < rule.tau)
 
-        # who has moved loops on, and if the rule wakes, so do all that read one who has
+        # who has moved loops on; if the rule wakes, so do all who read one that has
         moved = streak < rule.hits
         next_awake = readers(moved) if readers else moved
 
@@ -221,7 +221,7 @@ def loop(f, x, k_max, rule, logits_at=None, readers=None, record=None):
             record(awake, x)
 
         # who falls asleep rests, a step from x to x, for its memo alone: after waking, its first
-        # signal compares with rest, and not with the step that was thrown away
+        # signal compares with rest, not with its last step
         falls = awake & ~next_awake
         if readers and memos is not None and falls.any():
             rests = numbers_of(falls, x)
@@ -324,7 +324,7 @@ TAUS = dict(norm=1, norm_rel=0.1, kl=1e-2, accel=1, accel_hat=0.9, accel_rel=0.1
 
 
 def main():
-    """Every rule on a spiral in the plane, whose two coordinates stand for logits."""
+    """Each rule but random on a spiral in the plane, whose two coordinates stand for logits."""
     turn = torch.tensor([[0.5, -0.75 ** 0.5], [0.75 ** 0.5, 0.5]])      # by 60 degrees
     start = torch.tensor([16.0, 0.0])
     print('a spiral: x <- 0.7 x, turned by 60 degrees. kept: steps in the result\n\n'

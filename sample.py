@@ -192,8 +192,8 @@ def write_text(model, checkpoint):
         can_draft = min(model.loop_counts(n_loop), default=1) > 1
         chosen = decode.Drafts() if may_draft and can_draft else decode.OneByOne()
     plan, policy, words = plan_of(model, chosen)
-    check(not compile or plan.rule is None or isinstance(chosen, (decode.Drafts, decode.Wave)),
-          'a pass with an exit rule is not compiled: leave out --compile')
+    widths = chosen.widths(plan)
+    check(not compile or widths, 'a pass with an exit rule is not compiled: leave out --compile')
 
     # some decoders work on one row; otherwise all samples are decoded side by side
     n_rows = 1 if chosen.one_row else num_samples
@@ -202,8 +202,9 @@ def write_text(model, checkpoint):
     if compile:
         from compiled import compile_passes
         print('compiling: up to a minute, in which nothing is written')
-        compile_passes(model, chosen.widths)
-        list(decode.stream(model, idx, 32 + max(chosen.widths), plan, chosen, policy))
+        compile_passes(model, widths)
+        # a text that nobody sees, longer than a wave: near the end of a text no wave is full
+        list(decode.stream(model, idx, 32 + max(widths), plan, chosen, policy))
     in_colour = show_steps and model.groups
     for first in range(0, num_samples, n_rows):
         begin = time.perf_counter()

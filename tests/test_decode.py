@@ -147,7 +147,7 @@ def test_a_warm_start_begins_where_the_token_before_it_ended(tiny, idx, changes)
         x, results = model.hidden(torch.tensor([expected[-1:]]),
                                   replace(cached, span=Span(position), warm=warm))
     assert tokens[0].tolist() == expected
-    cold, _ = text_of(decode.stream(model, prompt, 8, plan, policy='latest', **GREEDY))
+    cold, _ = text_of(decode.stream(model, prompt, 8, plan, OneByOne(), 'latest', **GREEDY))
     assert not torch.equal(cold, tokens)
 
 

@@ -6,14 +6,14 @@ import torch
 
 import decode
 from cache import Span, make_cache
-from decode import Wave, pick
+from decode import OneByOne, Wave, pick
 from exits import make_exit
 from loops import Plan, as_noise
 
 RANDOM = dict(injection='concat_random')
 
 
-def written(model, prompt, new, plan, decoder=None, **draws):
+def written(model, prompt, new, plan, decoder, **draws):
     """The new tokens (1, new), and their loop steps (1, new, groups), with one slot."""
     tokens, steps = zip(*decode.stream(model, prompt, new, plan, decoder, 'latest', **draws))
     return torch.cat(tokens, dim=1), torch.cat(steps, dim=1)
@@ -28,7 +28,7 @@ def test_one_token_with_all_its_loops_is_plain_decoding(tiny, changes, n_loop, T
     idx = torch.randint(50, (1, T), generator=torch.Generator().manual_seed(4))
     plan = Plan(model.loop_counts(n_loop), noise=as_noise(1))
     draws = dict(temperature=0.7, top_k=9, seed=3)
-    plain = written(model, idx, 20, plan, **draws)
+    plain = written(model, idx, 20, plan, OneByOne(), **draws)
     waved = written(model, idx, 20, plan, Wave(1, n_loop), **draws)
     assert torch.equal(plain[0], waved[0]) and torch.equal(plain[1], waved[1])
 
