@@ -183,7 +183,7 @@ class CausalSelfAttention(nn.Module):
         kv, mask = (kv, None) if hook is None else hook(kv)
         end = kv.shape[1]
         is_gathered = kv.dim() == 6                     # by update_some
-        if self.reads_few(end) and not is_gathered:     # near says which are there, not the mask
+        if self.reads_few(end) and not is_gathered:     # the window's mask replaces the cache's
             pos = torch.arange(end, device=kv.device) if pos is None else pos
             kv, mask = self.within_window(kv, pos)
         return kv, mask
