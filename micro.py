@@ -74,8 +74,8 @@ class RecurrentGroup(nn.Module):
 
     def forward(self, e, n_loop, tau=None):
         """
-        e (B, T, C) -> the last states (B, T, C), and the list of all states x^(0) ... x^(n_loop);
-        with tau the loop steps (B, T) that Algorithm 1 keeps, at most n_loop.
+        e (B, T, C) -> the last states (B, T, C), and the list of all states x^(0) ... x^(n_loop),
+        or with tau the loop steps (B, T) that Algorithm 1 keeps, at most n_loop.
         """
         x = noise_like(e)
         if tau is not None:
@@ -99,10 +99,10 @@ def loop(f, x, k_max, tau, readers=None):
     Algorithm 1: a token is still once its acceleration has been below tau twice in a row.
 
     f(x, awake): the block map. Returns the last states (B, T, C) and how many steps each one kept
-    (B, T). A still token exits for good. With readers, it sleeps, and wakes when a token that it
-    reads moves: readers(moved) = who reads a token that moved, that token too, (B, T) -> (B, T).
-    Here each token is computed in each step; loops.py computes the awake alone, where a token reads
-    few others.
+    (B, T). A still token exits for good. With readers, it sleeps while all tokens that it reads are
+    still, and wakes when one of them moves: readers(moved) = who moved or reads a token that moved,
+    (B, T) -> (B, T). Here each token is computed in each step; loops.py computes the awake alone,
+    where a token reads few others.
     """
     awake = torch.ones(x.shape[:2], dtype=torch.bool)               # (B, T)
     streak, steps_used = torch.zeros(2, *x.shape[:2], dtype=torch.int)
@@ -179,15 +179,15 @@ def show_loops(model, x, y):
     """The held-out loss by the number of loops."""
     for n in 1, 2, 4, 8:
         logits, _ = model(x, [n] * len(groups))
-        print(f'{n} loops of each group: held-out loss {F.cross_entropy(logits.mT, y):.3f}')
+        print(f'loops of each group: {n}, held-out loss {F.cross_entropy(logits.mT, y):.3f}')
 
 
 def show_scales(model, x):
     """
     The two scales: the loop steps of a group, and the jump from its last state to the next group's
-    (the paper's Eq. 2: to its x^(0), here noise). The paper's cosines settle at 0.5 to 0.65. Here
-    those of layers [2, 3] settle lower, the others near 1; exercise 4 changes their sign. The first
-    step, out of the noise, is longer than the jump; the later ones are the small scale.
+    (the paper's Eq. 2: to its x^(0), here noise). The first step, out of the noise, is longer than
+    the jump; the later ones are the small scale. The paper's cosines settle at 0.5 to 0.65. Here
+    those of layers [2, 3] settle lower, the others near 1; exercise 4 changes their sign.
     """
     _, trace = model(x, [8] * len(groups))
     for g, group in enumerate(groups):
@@ -227,7 +227,7 @@ def write(model, text):
 def show_chain(what_it_does, readers=None, n=16):
     """
     A chain: each token copies the one before, and the first becomes 1. In the model above a token
-    reads all earlier ones: it sleeps only once they all sleep, so none of them could wake it.
+    reads all earlier ones: it sleeps only once they are all still, so none of them could wake it.
     Here, with readers, a token takes at most 7 loop steps, however long the chain is.
     """
     steps = []                          # who is awake in each loop step
