@@ -414,7 +414,7 @@ def main():
         x, y, _ = problems.make(np.random.default_rng([*b'thresholds']), n_windows, T)
         idx, targets = (torch.from_numpy(array).to(dev) for array in (x, y))
     else:
-        _, idx, targets, depth = data.held_out_windows(checkpoint, n_windows, dataset, dev)
+        idx, targets, depth = data.held_out_windows(checkpoint, n_windows, dataset, dev)
     if calibrate:
         rows = thresholds_of(model, methods, idx, targets, is_task)
         check(rows or not is_stored, f'--store={store}: name a threshold of the table')

@@ -11,7 +11,8 @@ writes data/NAME:
     train.bin, val.bin      tokens as uint16, little-endian. A document is a begin-of-text token (if
                             the tokenizer has one), its text, and an end-of-text token
     meta.json               tokenizer, vocab_size, the flags of the call, and complete: false for a
-                            part of FineWeb, if the stream broke or Ctrl-C came
+                            part of FineWeb: the stream broke, or Ctrl-C came, and data/fineweb was
+                            not there yet
     tokenizer.json          the tokenizer, if it is a file of this kind or trained with --bpe
 
 A folder of nanoGPT's with train.bin and val.bin can be put there as it is: its tokens are gpt2's.
@@ -30,7 +31,6 @@ Paper: App. B (FineWeb, 300M tokens).
 """
 import functools
 import glob
-import hashlib
 import lzma
 import math
 import os
@@ -48,7 +48,7 @@ from common.configurator import Count, Positive
 from common.encoding import EOT, STORED, open_encoding, train_bpe
 from common.errors import OWN_FILE, check, did_you_mean, explain
 from common.evaluation import spread
-from common.files import ROOT, read_json, write_json
+from common.files import ROOT, read_json, sha256_of, write_json
 
 # --------------------------------------------------------------------------------------------------
 name = 'torchdocs'          # torchdocs, fineweb, or any name for text of your own
@@ -82,12 +82,13 @@ def fineweb(path, subset):
 
 def own_text(path, val_path=None):
     """The documents of text files. val_path: of those held out, if they are not the last 5%."""
+    texts = documents_of(path)
     if val_path is None:
-        return hold_out(documents_of(files_at(path)))
-    held_out = files_at(val_path)
-    train = [file for file in files_at(path) if file not in held_out]
-    documents = [('train', text) for text in documents_of(train)]
-    return documents + [('val', text) for text in documents_of(held_out)]
+        return hold_out(texts)
+    held_out = documents_of(val_path)
+    known = set(held_out)               # the file may stand in `path`, too, or a copy of it
+    return ([('train', text) for text in texts if text not in known]
+            + [('val', text) for text in held_out])
 
 
 def hold_out(texts):
@@ -108,18 +109,13 @@ def hold_out(texts):
     return [(split, text) for split, text in documents if text]
 
 
-def files_at(path):
-    """The files of a path in order of name: a file, or the .txt files in a folder."""
+def documents_of(path):
+    """The documents of a text file, or of the .txt files in a folder in order of name."""
     files = [path]
     if os.path.isdir(path):
         files = glob.glob(f'{glob.escape(path)}/**/*.txt', recursive=True)
-    return sorted({os.path.realpath(file) for file in files})       # each once
-
-
-def documents_of(files):
-    """The documents of text files."""
     documents = []
-    for file in files:
+    for file in sorted({os.path.realpath(file) for file in files}):     # each once
         with explain(f"cannot read '{file}'", 'give UTF-8 text', UnicodeDecodeError):
             documents += Path(file).read_text(encoding='utf-8-sig').split(EOT)
     return [text for text in documents if text.strip()]
@@ -172,24 +168,20 @@ def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=3e8,
             encoding.save(new)
         meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, call=call, complete=False)
         write_json(meta, f'{new}/meta.json')    # first: a full disk would have no room for it later
-        # a broken stream keeps its part if that is more than what is there
-        broken_off = None
         try:
             write(documents, encoding, new, tokens if is_web else math.inf)
             write_json(meta | dict(complete=True), f'{new}/meta.json')
-        except BaseException as error:
-            if not is_web or worth(new) <= worth(folder):
-                raise
-            broken_off = error
+        except BaseException:       # a part of a stream is kept where nothing is yet
+            if is_web and not os.path.exists(folder) and min(tokens_in(new).values()) > 512:
+                os.rename(new, folder)
+                print(f'{folder} keeps what was written: {in_words(folder)}', file=sys.stderr)
+            raise
         if overwrite and os.path.exists(folder):
             os.rename(folder, f'{private}/old')
         try:
             os.rename(new, folder)
         except OSError:
             return found(folder, call)      # another process was faster
-    if broken_off:
-        print(f'{folder} keeps what was written: {in_words(folder)}', file=sys.stderr)
-        raise broken_off
     return read_meta(folder)
 
 
@@ -244,16 +236,6 @@ def in_words(folder):
             f"({meta['tokenizer']}){part}")
 
 
-def worth(folder):
-    """How much it is worth: inf if it is whole, a part's tokens, 0 if it has no window of 512."""
-    if not os.path.exists(folder):
-        return 0
-    if read_meta(folder).get('complete', True):
-        return math.inf
-    n = tokens_in(folder)
-    return n['train'] if min(n.values()) > 512 else 0
-
-
 # data/NAME -> batches -----------------------------------------------------------------------------
 
 def open_data(name, model_tokenizer=None, vocab_size=math.inf):
@@ -274,7 +256,7 @@ def open_data(name, model_tokenizer=None, vocab_size=math.inf):
 def held_out_windows(checkpoint, n, dataset=None, dev='cpu'):
     """
     n held-out windows for a checkpoint's model, evenly spread over its data set, or over another ->
-    the data set, as of open_data, idx and targets (n, T), and on a task the depths (n, T), or None.
+    idx and targets (n, T), and on a task the depths (n, T), or None.
     """
     args = checkpoint['model_args']
     examples = open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
@@ -283,7 +265,7 @@ def held_out_windows(checkpoint, n, dataset=None, dev='cpu'):
     numbers = spread(examples, n, T)
     idx, targets = examples.held_out(numbers, T)
     depth = examples.all_held_out(T)[2][numbers] if examples.is_task else None
-    return examples, idx.to(dev), targets.to(dev), depth
+    return idx.to(dev), targets.to(dev), depth
 
 
 class Text:
@@ -320,8 +302,7 @@ class Text:
 
     @functools.cached_property
     def sha256(self):
-        with open(f'{self.folder}/train.bin', 'rb') as f:
-            return hashlib.file_digest(f, 'sha256').hexdigest()
+        return sha256_of(f'{self.folder}/train.bin')
 
     def check_fits(self, T):
         """ValueError unless each split has a window of T tokens and the token after it."""

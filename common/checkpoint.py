@@ -25,7 +25,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from common.configurator import plain
 from common.errors import OWN_FILE, check, explain
-from common.files import ROOT, new_file, read_json
+from common.files import ROOT, new_file, read_json, sha256_of
 
 
 def checkpoint_of(model, config, tokenizer, data, iter_num=0):
@@ -37,15 +37,11 @@ def checkpoint_of(model, config, tokenizer, data, iter_num=0):
 
 
 def save_checkpoint(checkpoint, path):
-    """Write it; thresholds beside a ckpt.pt are removed, which were measured with other weights."""
     try:
         with new_file(path, 'wb') as f:
             torch.save(checkpoint, f)
     except (OSError, RuntimeError) as error:        # on a full disk torch raises a RuntimeError
         raise OSError(f"cannot write '{path}' ({error}): the earlier file is unchanged") from error
-    thresholds = os.path.join(os.path.dirname(path), 'exits.json')
-    if os.path.basename(path) == 'ckpt.pt' and os.path.exists(thresholds):
-        os.remove(thresholds)
 
 
 # reading ------------------------------------------------------------------------------------------
@@ -115,8 +111,8 @@ def open_run(out_dir=None, dev='cpu', **changes):
     """
     The run in out_dir -> its model, what else its ckpt.pt holds, the folder of that file, and where
     results are written. None = out/ if that holds a ckpt.pt, and pretrained/text otherwise.
-    changes: see load_checkpoint. The rows of exits.json hang on the model, those in the folder of
-    results first; they do not hold for another damping.
+    changes: see load_checkpoint. The model gets the rows of exits.json as exit_rows, unless its
+    damping is changed: first those in the folder of results, then those beside the weights.
     """
     if out_dir is None:
         out_dir = 'out' if os.path.exists('out/ckpt.pt') else 'pretrained/text'
@@ -124,22 +120,23 @@ def open_run(out_dir=None, dev='cpu', **changes):
     folder = checkpoint['folder']
     results = folder_of_results(folder)
     if changes.get('damping') is None:
-        model.exit_rows = stored_exits(results) + stored_exits(folder)
+        weights = os.path.join(folder, f"{checkpoint['file']}.pt")
+        model.exit_rows = stored_exits(results, weights) + stored_exits(folder, weights)
     return model, checkpoint, folder, results
 
 
 def folder_of_results(folder):
-    """Where its results go: into the folder, but of pretrained/NAME into out/pretrained-NAME."""
+    """Where results go: into the folder of the run, but of pretrained/NAME into ./out."""
     above, name = os.path.split(os.path.realpath(folder))
-    if above == os.path.realpath(os.path.join(ROOT, 'pretrained')):
-        return os.path.join(ROOT, 'out', f'pretrained-{name}')
-    return folder
+    is_pretrained = above == os.path.realpath(os.path.join(ROOT, 'pretrained'))
+    return f'out/pretrained-{name}' if is_pretrained else folder
 
 
-def stored_exits(folder):
+def stored_exits(folder, weights):
     """
-    The rows of folder/exits.json, at most one for each rule and cache; [] if there is no file.
-    ValueError if it is damaged. bench.py --calibrate and pretrained/make.py write:
+    The rows of folder/exits.json, at most one for each rule and cache; [] if there is no such file,
+    or if it was measured with other weights than those in the file `weights`. It holds `weights`,
+    their sha256, and `exits`, the rows:
 
         rule, cache, tau    the threshold is taken whether tokens wake or not
         cost                nats per token above the full budget; on a task wrong answers
@@ -147,7 +144,10 @@ def stored_exits(folder):
         how                 and by what evidence?
     """
     path = os.path.join(folder, 'exits.json')
-    return read_json(path)['exits'] if os.path.exists(path) else []
+    if not os.path.exists(path):
+        return []
+    stored = read_json(path)
+    return stored['exits'] if stored.get('weights') == sha256_of(weights) else []
 
 
 # a run to write -----------------------------------------------------------------------------------

@@ -63,7 +63,8 @@ class Settings:
     """
     Who has set the knobs of a script. Their values are its globals.
 
-        last_set    {name: value} of all knobs as they were last set here
+        last_set    {name: its value as a text} of all knobs, as they were last set here. A text
+                    shows what is changed in place, and tells 1 from True
         given       {name: by whom}, FLAG or the path of a config file
         unknown     {name: value} of given names that no knob has; the value of a flag is its text
     """
@@ -71,8 +72,9 @@ class Settings:
     def __init__(self, script, keep_unknown=False):
         self.script = script
         self.keep_unknown = keep_unknown
-        self.last_set = knobs_of(script)
-        self.annotations = {key: type(value) for key, value in self.last_set.items()}
+        self.last_set = {}
+        self.take(knobs_of(script))
+        self.annotations = {key: type(value) for key, value in self.knobs().items()}
         # from Python 3.14 on a module's globals do not hold its annotations
         self.annotations |= (script.get('__annotations__')
                              or inspect.get_annotations(sys.modules[script['__name__']]))
@@ -139,17 +141,17 @@ class Settings:
         module = ModuleType(name.replace(os.sep, '.'))
         module.__file__ = os.path.join(folder, file)
         sys.modules.setdefault(module.__name__, module)
-        knobs = self.knobs()
         names = vars(module)
-        names |= knobs
+        names |= self.knobs()
         with explain(f"config file '{path}' failed", 'TRACEBACK=1 in the environment shows where'):
             source = Path(path).read_text(encoding='utf-8-sig')
             exec(compile(source, path, 'exec'), names)
             symbols = symtable.symtable(source, path, 'exec').get_symbols()
         assigned = {symbol.get_name() for symbol in symbols if symbol.is_assigned()}
         # one that is set to its default is given, too
-        set_here = [key for key in knobs if key in assigned or names.get(key) is not knobs[key]]
-        unknown = knobs_of(names).keys() - knobs if self.keep_unknown else ()
+        set_here = [key for key, text in self.last_set.items()
+                    if key in assigned or repr(names.get(key)) != text]
+        unknown = knobs_of(names).keys() - self.last_set if self.keep_unknown else ()
         for key in (*set_here, *unknown):
             self.give(key, names.get(key), path)
         # with a def, a class or an import it is more than settings
@@ -160,7 +162,7 @@ class Settings:
     def add(self, annotations):
         """
         Make knobs of those of these names {name: annotation} that the user has given: fields of the
-        model's class, which is known by now. ValueError for names that are unknown still.
+        model's class, which is known by now. ValueError for a name that is still unknown.
         """
         for key, value in self.unknown.items():
             hint = did_you_mean(key, [*self.last_set, *annotations])
@@ -174,12 +176,12 @@ class Settings:
     def take(self, values):
         """Set knobs {name: value}; by whom is not noted."""
         self.script.update(values)
-        self.last_set.update(values)
+        self.last_set.update({key: repr(value) for key, value in values.items()})
 
     def take_attributes(self):
         """Knobs that a notebook has set as attributes of the module count as flags."""
         for key, value in self.knobs().items():
-            if value is not self.last_set[key]:
+            if repr(value) != self.last_set[key]:
                 self.give(key, value, FLAG)
 
     def show_help(self):

@@ -1,5 +1,6 @@
 """Files that are whole or not there at all; text is UTF-8 on every machine."""
 import csv
+import hashlib
 import json
 import os
 from contextlib import contextmanager
@@ -28,6 +29,11 @@ def new_file(path, mode='w', newline=None):
         if os.path.isfile(unfinished):
             os.remove(unfinished)
         raise
+
+
+def sha256_of(path):
+    with open(path, 'rb') as f:
+        return hashlib.file_digest(f, 'sha256').hexdigest()
 
 
 def write_json(value, path):

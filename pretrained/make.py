@@ -1,15 +1,15 @@
 """
 The four models of pretrained/, and the pages of three of them in assets/.
 
-    python -m pretrained.make               the pages, for the models that are there
-    python -m pretrained.make --weights     trains the models anew before that: an hour of a core
+    python -m pretrained.make               the pages, from the weights that are there
+    python -m pretrained.make --weights     trains all four anew first: an hour of a core
 
-The thresholds in pretrained/NAME/exits.json belong to the weights, so new weights remove them.
+The thresholds in pretrained/NAME/exits.json hold for the weights whose sha256 stands there.
 """
 import subprocess
 import sys
 
-from common.checkpoint import read_checkpoint, save_checkpoint, stored_exits
+from common.checkpoint import read_checkpoint, save_checkpoint
 from common.configurator import configure
 from common.errors import run
 from common.files import ROOT
@@ -18,7 +18,7 @@ from common.files import ROOT
 weights = False     # train the models, too
 # --------------------------------------------------------------------------------------------------
 
-# {name: the arguments of train.py, and of the page}
+# the arguments of train.py, and of `python -m page`
 MODELS = dict(text=[], calc=['config/calc.py'], maze=['config/maze.py'],
               sudoku=['config/sudoku.py'])
 PAGES = dict(
@@ -48,10 +48,9 @@ def train(name):
 def main():
     for name in MODELS:
         if weights:
-            found = {row['how'] for row in stored_exits(f'{ROOT}/pretrained/{name}')}
             train(name)
-            print(f'{name} has new weights, and no thresholds. Measure them anew; the earlier ones '
-                  'were found so:', *sorted(found), sep='\n    ')
+            print(f'{name} has new weights, and no thresholds: measure them anew, by the commands '
+                  f'in pretrained/{name}/exits.json, and enter the sha256 of its ckpt.pt')
         if name in PAGES:
             subprocess.run([sys.executable, '-m', 'page', f'--out_dir=pretrained/{name}',
                             *PAGES[name]], cwd=ROOT, check=True)

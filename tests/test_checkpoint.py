@@ -16,7 +16,7 @@ from common.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
-from common.files import new_file, read_json, write_json
+from common.files import new_file, read_json, sha256_of, write_json
 from model import GPT
 
 
@@ -88,11 +88,15 @@ def test_a_longer_context(tiny, idx):
 
 
 def test_the_pretrained_models_are_found_from_any_folder(tiny):
-    """Without --out_dir it is out/ if that holds a checkpoint; results never go to pretrained/."""
-    for out_dir, name in (None, 'text'), ('pretrained/text', 'text'), ('pretrained/calc/', 'calc'):
-        *_, folder, results = open_run(out_dir)
+    """
+    With their thresholds. Without --out_dir it is out/ if that holds a checkpoint. Results never go
+    to pretrained/.
+    """
+    for out_dir, name in ((None, 'text'), ('pretrained/calc/', 'calc'),
+                          ('pretrained/maze', 'maze'), ('pretrained/sudoku', 'sudoku')):
+        model, _, folder, results = open_run(out_dir)
         assert os.path.samefile(folder, f'{ROOT}/pretrained/{name}')
-        assert results == f'{ROOT}/out/pretrained-{name}'
+        assert results == f'out/pretrained-{name}' and model.exit_rows
     stored(tiny(), 'out')
     assert open_run()[2:] == ('out', 'out')
 
@@ -111,22 +115,25 @@ def test_a_file_is_whole_or_as_it_was(monkeypatch):
     assert os.listdir('new') == ['file.json'] and read_json('new/file.json') == 1
 
 
-def test_thresholds_do_not_outlive_the_weights(tiny):
-    os.makedirs('out')
-    Path('out/exits.json').touch()
-    save_checkpoint({}, 'out/ckpt_000100.pt')
-    assert os.path.exists('out/exits.json')
+def test_thresholds_belong_to_their_weights(tiny):
+    """Not to later ones, nor to others in the same folder."""
     stored(tiny(), 'out')
-    assert not os.path.exists('out/exits.json')
+    rows = [dict(rule='norm', cache='exact', tau=1.0)]
+    write_json(dict(weights=sha256_of('out/ckpt.pt'), exits=rows), 'out/exits.json')
+    assert open_run('out')[0].exit_rows[0] == rows[0]
+    assert not open_run('out', damping=0.5)[0].exit_rows
+    os.rename('out/ckpt.pt', 'out/ckpt_best.pt')
+    stored(tiny(seed=1), 'out')
+    assert not open_run('out')[0].exit_rows
+    assert open_run('out/ckpt_best.pt')[0].exit_rows
 
 
 def test_a_full_disk_leaves_the_last_good_checkpoint(tiny, monkeypatch):
     """torch's error is a RuntimeError then, the system's an OSError."""
     stored(tiny(), 'out')
-    Path('out/exits.json').touch()
     for error in RuntimeError('PytorchStreamWriter failed'), OSError(28, 'No space left on device'):
         with monkeypatch.context() as patch, pytest.raises(OSError, match='out/ckpt.pt'):
             patch.setattr(torch, 'save', mock.Mock(side_effect=error))
             stored(tiny(seed=1), 'out')
-    assert sorted(os.listdir('out')) == ['ckpt.pt', 'exits.json']
+    assert os.listdir('out') == ['ckpt.pt']
     assert same(read_checkpoint('out')['model'], dict(tiny().state_dict()))

@@ -131,10 +131,11 @@ def test_attributes_of_a_notebook_are_like_flags(script):
     names = script()
     settings = names['settings']
     names.update(rate=np.float64(0.5), layers=[np.int64(2), (np.arange(2),)], count=4)
+    names['groups'].append([3])
     settings.take_attributes()
     assert (type(names['rate']), names['layers']) == (float, [2, ([0, 1],)])
     assert type(names['layers'][0]) is int
-    assert settings.flags == settings.given.keys() == {'rate', 'layers', 'count'}
+    assert settings.flags == settings.given.keys() == {'rate', 'layers', 'count', 'groups'}
     names['count'] = 2.5
     with pytest.raises(ValueError, match='count'):
         settings.take_attributes()
@@ -158,7 +159,7 @@ def test_a_bare_argument_and_an_imported_script(script):
     for args, given, flags in (
             (['--name=a', '--count=4'], {'name', 'count'}, {'name', 'count'}),
             (['other.py', '--rate=1'], {'count', 'rate'}, {'rate'}),
-            (['as_before.py'], {'count'}, set())):
+            (['as_before.py'], {'count'}, set()), (['appends.py'], {'layers'}, set())):
         settings = script(*args)['settings']
         assert (settings.given.keys(), settings.flags) == (given, flags)
     assert configure(dict(__name__=__name__, rate=0.5)).knobs() == dict(rate=0.5)

@@ -148,7 +148,7 @@ def test_files_are_read_in_order_of_name():
     read = ['text a\n', 'text b\n', 'text deep/c\n']
     Path('one.txt').write_text(EOT.join(['', *read, ' \n']))
     for path in 'run[1]', 'one.txt':
-        assert data.documents_of(data.files_at(path)) == read
+        assert data.documents_of(path) == read
 
 
 @pytest.mark.parametrize('lengths, train, val', [
@@ -203,7 +203,7 @@ def test_fineweb(web):
 @pytest.mark.parametrize('error, raised', [
     (ConnectionError('reset'), ValueError), (KeyboardInterrupt, KeyboardInterrupt)])
 def test_a_stream_that_breaks_leaves_what_was_written(web, monkeypatch, error, raised):
-    """It replaces what is less, never a whole data set; and what is no window is not kept."""
+    """Where nothing is yet; and what is no window is not kept."""
     import datasets
     iterate = datasets.IterableDataset.__iter__
 
@@ -224,13 +224,9 @@ def test_a_stream_that_breaks_leaves_what_was_written(web, monkeypatch, error, r
     n = broken_after(1300)
     train = documents_of('fineweb', 'train')
     assert train == web[1:1 + len(train)] and 1000 < len(train) < 1300
-    assert n == broken_after(5) == broken_after(900) < broken_after(1400)
+    assert n == broken_after(1400)
     assert data.make('fineweb', 'web', tokenizer='bytes')['complete'] is False      # a second call
     assert 'only a part' in data.open_data('fineweb').description
-    data.make('fineweb', 'web', tokenizer='bytes', tokens=5000, overwrite=True)
-    before = files_in('data')
-    broken_after(1300)
-    assert files_in('data') == before
 
 
 def test_a_full_disk_leaves_what_was_written(web):
@@ -285,7 +281,7 @@ def test_two_first_calls_at_once(monkeypatch):
     ('own', 'latin.txt', {}), ('own', None, {}), ('own', 'good.txt', dict(tokenizer='x')),
     ('own', 'good.txt', dict(tokenizer='large.json')),
     ('own', 'good.txt', dict(bpe=300, tokenizer='bytes')),
-    ('own', 'good.txt', dict(val_path='good.txt')), ('torchdocs', 'good.txt', {}),
+    ('own', 'good.txt', dict(val_path='copy.txt')), ('torchdocs', 'good.txt', {}),
     ('fineweb', 'good.txt', dict(bpe=300)), ('torchdocs', None, dict(val_path='good.txt')),
     ('calc', 'good.txt', {}), ('../out', 'good.txt', {}), ('mine', 'data/mine/input.txt', {})])
 def test_bad_input_and_nothing_lost(name, path, knobs):
@@ -293,6 +289,7 @@ def test_bad_input_and_nothing_lost(name, path, knobs):
     Path('empty.txt').write_text(' \n')
     Path('latin.txt').write_bytes(b'caf\xe9 au lait')
     Path('a.txt').write_text('a')
+    shutil.copy('good.txt', 'copy.txt')
     vocabulary = ['</s>', *map(str, range(2 ** 16))]        # one too many for two bytes
     Tokenizer(models.BPE({word: i for i, word in enumerate(vocabulary)}, [])).save('large.json')
     os.mkdir('data/mine')
