@@ -5,12 +5,13 @@ How good and how fast is each way to decode: fixed loops, exit rules, drafts, wa
     python bench.py "--taus=[1e-5,1e-4,1e-3,1e-2]"          the paper's sweep
     python bench.py --calibrate         what each threshold costs, on text or on problems
     python bench.py --calibrate --store     the largest that cost at most 0.005 nats per token are
-                                        written into exits.json, where sample.py finds them
+                                        written into exits.json, where sample.py finds them; on
+                                        problems you name the threshold: --taus=1
 
 A way to decode is a *method*, and a row of bench.csv. Each is compared with the first one, the
 *full budget*: n_loop fixed loops with the cache `exact`. n_loop is 30, or r if loop_draw is fixed,
-or on a task that of Task.budget. Fewer loops can check drafts (check=8). All rules are
-tried in waves, too; one may have a threshold of its own in place of taus (norm:1).
+or on a task that of Task.budget. Fewer loops can check drafts (check=8). All rules are tried in
+waves, too.
 
     quality     loss and accuracy on held-out windows, or on problems of a task. It is not measured
                 for drafts and waves, which are built to write the text of a loop budget
@@ -39,7 +40,7 @@ from common.configurator import Count, Natural, build, configure
 from common.distributed import pick_device, use_one_thread
 from common.errors import check, run
 from common.evaluation import windows_at_once
-from common.files import write_csv, write_json
+from common.files import sha256_of, write_csv, write_json
 from common.terminal import print_rows
 from exits import Exit, choose
 from loops import Plan, as_noise
@@ -60,10 +61,10 @@ n_windows: Count = 24       # held-out windows for quality; with --calibrate on 
 n_prompts: Natural = 8      # windows that are timed; 0 = none, and without times no decoders
 prompt_tokens: Count | None = None  # length of a prompt; None = half a window
 new_tokens = 24             # length of a text. The first token also reads the prompt: not timed
-compile = False             # compile the passes after a prompt, see compiled.py; not on a task
+compile = False             # compile passes that write a text and have no rule, see compiled.py
 calibrate = False           # print what thresholds cost, and measure nothing else
 most_nats = 0.005           # what a threshold that is stored may cost on text, per token
-store: float | bool = False     # with calibrate: write exits.json; on a task --store=1 stores 1
+store = False               # with calibrate: write thresholds into exits.json
 seed = 0                    # of x^(0)
 device = 'auto'
 # --------------------------------------------------------------------------------------------------
@@ -86,6 +87,8 @@ MEASURED = (
 # columns of the table in the terminal, and how they are printed
 SHOWN = dict(name='', ce_minus_full='+.4f', accuracy='.4f', mean_evals='.2f', identical='.3f',
              blocks='.2f', ms_per_token='.2f')
+# and of the tables of --calibrate
+COSTS = dict(tau='g', solved='d', at_most='+.4f', cost='.3g', steps='.2f')
 
 
 # methods ------------------------------------------------------------------------------------------
@@ -105,6 +108,7 @@ class Method:
         words = f'{rule.name} {rule.tau:g}' if rule else f'loops {self.n_loop}'
         if self.decoder == 'one_by_one':
             words += f', {self.cache}' + (', wake' if rule and rule.wake else '')
+            words += ', not compiled' if rule and compile else ''
         else:
             kind = self.decoder.partition(':')[0]
             words = f'{self.decoder}, {words}'
@@ -157,17 +161,7 @@ def rules_of(wakes, policy, chosen=None):
     """The rules that the knobs ask for, each with its thresholds, for a decoder: Exits."""
     thresholds = values_of(taus) or (TAUS if calibrate else TAUS[3:])
     return [choose(name, tau, wakes, policy, chosen)[0]
-            for name, own_tau in map(name_and_tau, values_of(rules))
-            for tau in (thresholds if own_tau is None else [own_tau])]
-
-
-def name_and_tau(rule):
-    """'norm:1' -> 'norm', 1.0; 'norm' -> 'norm', None, and 'zoo.huginn:kl' the same way."""
-    name, _, tau = rule.rpartition(':')
-    try:
-        return name, float(tau)
-    except ValueError:
-        return rule, None
+            for name in values_of(rules) for tau in thresholds]
 
 
 def values_of(knob):
@@ -208,8 +202,8 @@ def excess(windows, full):
     cost = difference.sum() / labels.sum()
     reach = math.nan                    # one window has no interval
     if len(labels) > 1:                 # 1.96 standard errors of a ratio of sums
-        spread = (difference - cost * labels).std(ddof=1)
-        reach = 1.96 * spread / math.sqrt(len(labels)) / labels.mean()
+        deviation = (difference - cost * labels).std(ddof=1)
+        reach = 1.96 * deviation / math.sqrt(len(labels)) / labels.mean()
     return cost, cost - reach, cost + reach
 
 
@@ -305,7 +299,7 @@ def measure(model, methods, idx, targets, prompts, path, is_task, deepest=None):
 
 
 def figure_4(rows, path):
-    """Fig. 4: time, perplexity and loss of each rule against tau; a line of panels for a cache."""
+    """Fig. 4: time, perplexity, loss of each rule against tau; a row of panels for each cache."""
     from common import plots  # here, since matplotlib takes a second to import
     labels = dict(ms_per_token='ms per token', ppl='perplexity', ce='loss (nats per token)')
     rules = list(dict.fromkeys(row['rule'] for row in rows))
@@ -329,14 +323,14 @@ def figure_4(rows, path):
 
 def thresholds_of(model, methods, idx, targets, is_task):
     """
-    Print what each threshold costs on windows (N, T) -> rows of exits.json: {(rule, cache): a row
-    with one threshold, or None}.
+    Print what each threshold costs on windows (N, T) -> {(rule, cache): a row of exits.json with
+    the threshold to store, or None}.
 
     On text that is the largest which costs at most most_nats, by the upper end of the interval on
     every second window. The others, which have no part in the choice, say what it costs.
 
-    On problems it is the threshold `store`, and the cost is the number of wrong answers. No choice
-    is safe on all problems: in mazes smaller thresholds do worse.
+    On problems the cost is the number of wrong answers, and the threshold is the only one that was
+    tried. No choice would be safe on all problems: in mazes smaller thresholds do worse.
     """
     families = {}
     for method in methods:
@@ -348,7 +342,6 @@ def thresholds_of(model, methods, idx, targets, is_task):
     full = None if is_task else quality(model, methods[0], idx, targets)
     rows = {}
     for (name, policy, wakes), family in families.items():
-        words = f'{name}, {policy}' + (', wake' if wakes else '')
         lines = []
         for method in sorted(family, key=lambda method: -method.rule.tau):
             windows = quality(model, method, idx, targets)
@@ -363,15 +356,15 @@ def thresholds_of(model, methods, idx, targets, is_task):
 
         if is_task:
             title = f'solved problems of {N}, wrong answers'
-            shapes = dict(tau='g', solved='d', cost='.0f', steps='.2f')
-            good = [line for line in lines if line['tau'] == store]
-            how = f'--store={store:g} on {N} problems'
+            good = lines if len(lines) == 1 else []
+            how = f'on {N} problems'
         else:
             title = f'nats per token at most, on {(N + 1) // 2} windows; cost on {N // 2} others'
-            shapes = dict(tau='g', at_most='+.4f', cost='+.4f', steps='.2f')
             good = [line for line in lines if line['at_most'] <= most_nats]
             how = f'--most_nats={most_nats:g} on {N} windows'
-        print_rows(f'{words}: {title}; loop steps of a token', lines, shapes)
+        words = f'{name}, {policy}' + (', wake' if wakes else '')
+        print_rows(f'{words}: {title}; loop steps of a token', lines, COSTS)
+        rows[name, policy] = None
         if good:
             largest = good[0]
             how = f'bench.py --calibrate {how} of {T} tokens, at most {family[0].n_loop} loops'
@@ -380,14 +373,17 @@ def thresholds_of(model, methods, idx, targets, is_task):
                                       cost=largest['cost'], wake=wakes, how=how)
         elif not is_task:
             print(f'no threshold costs at most {most_nats:g} nats')
-            rows[name, policy] = None
     return rows
 
 
-def store_rows(rows, folder):
-    """Put rows {(rule, cache): row, or None} in the place of earlier ones in folder/exits.json."""
-    stored = {(row['rule'], row['cache']): row for row in stored_exits(folder)} | rows
-    write_json(dict(exits=[row for row in stored.values() if row]), f'{folder}/exits.json')
+def store_rows(rows, folder, weights):
+    """
+    Put rows {(rule, cache): row, or None} into folder/exits.json, in the place of earlier ones for
+    the weights in this file.
+    """
+    stored = {(row['rule'], row['cache']): row for row in stored_exits(folder, weights)} | rows
+    write_json(dict(weights=sha256_of(weights), exits=[row for row in stored.values() if row]),
+               f'{folder}/exits.json')
 
 
 # the run ------------------------------------------------------------------------------------------
@@ -395,20 +391,18 @@ def store_rows(rows, folder):
 def main():
     dev, _ = pick_device(device, 'float32')
     check(new_tokens > 1, 'new_tokens must be at least 2, since the first one is not timed')
-    is_stored = store is not False
-    tau_is_named = is_stored and store is not True
-    check(calibrate or not is_stored, 'store is for --calibrate')
-    check(not is_stored or len(values_of(wake)) < 2, 'store is for one value of --wake')
-    model, checkpoint, folder, results = open_run(out_dir, dev, length=length)
+    check(calibrate or not store, 'store is for --calibrate')
+    check(not store or len(values_of(wake)) < 2, 'store is for one value of --wake')
+    model, checkpoint, _, results = open_run(out_dir, dev, length=length)
     is_task = tasks.is_task(dataset or checkpoint['config']['dataset'])
     check(not (is_task and compile), 'passes over problems are not compiled: leave out --compile')
-    check(not is_stored or tau_is_named == is_task, 'on text --most_nats chooses the threshold '
-          'that --store writes; on problems name the threshold, such as --store=1')
+    check(not (is_task and store) or len(values_of(taus)) == 1, 'on problems --store writes the '
+          'one threshold that you name, such as --taus=1')
     T = model.config.block_size
     problems = tasks.problems_of(checkpoint, dataset) if is_task else None
     methods = methods_of(model, problems.task if is_task else None)
-    print(f"{folder}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {model.config.groups}, "
-          f'{dev}: {len(methods)} methods')
+    print(f"{checkpoint['path']} of iteration {checkpoint['iter_num']}, groups "
+          f'{model.config.groups}, {dev}: {len(methods)} methods')
 
     if calibrate and is_task:       # other problems than those of training and evaluation
         x, y, _ = problems.make(np.random.default_rng([*b'thresholds']), n_windows, T)
@@ -417,9 +411,8 @@ def main():
         idx, targets, depth = data.held_out_windows(checkpoint, n_windows, dataset, dev)
     if calibrate:
         rows = thresholds_of(model, methods, idx, targets, is_task)
-        check(rows or not is_stored, f'--store={store}: name a threshold of the table')
-        if is_stored:
-            store_rows(rows, results)
+        if store:
+            store_rows(rows, results, checkpoint['path'])
             print(f'\n{results}/exits.json has them')
         return
 

@@ -116,8 +116,8 @@ def lr_at(it):
 def get_batch(run, it, micro):
     """
     What a micro step trains on: this process's rows of the batch, tokens and labels (B / WORLD, T),
-    how often each group loops, and its noise. All derive from (seed, purpose, it, micro), and are
-    the same in all processes.
+    how often each group loops, and its noise. The draws derive from (seed, purpose, it, micro), and
+    are the same in all processes.
     """
     rng = np.random.default_rng(derived_seed(seed, 'batch', it, micro))
     share = batch_size // distributed.WORLD
@@ -195,8 +195,8 @@ def main():
         examples.check_fits(block_size)
         model = make_model(cls, checkpoint, examples).to(dev)
         run = Run(model, examples, counts_of(model), dev, autocast)
-        complete = evaluate_only(run, checkpoint) if eval_only else train(run, checkpoint)
-    if not complete:
+        was_stopped = evaluate_only(run, checkpoint) if eval_only else train(run, checkpoint)
+    if was_stopped:
         raise SystemExit(130)
 
 
@@ -206,6 +206,7 @@ def where_to_start():
     and --eval_only take those of the earlier run, and --init_from those of its model. What the user
     has set stays, with --resume only flags.
     """
+    kept = settings.given.keys()
     if eval_only:
         checkpoint = read_checkpoint(init_from or out_dir)
         earlier = checkpoint['config'] | checkpoint['model_args']
@@ -217,6 +218,7 @@ def where_to_start():
         check('optimizers' in checkpoint, f'{out_dir}/ckpt.pt holds weights alone: start from it '
               'with --init_from, in another --out_dir')
         earlier = checkpoint['config']
+        kept = settings.flags
     else:
         if resume:
             say(f'no run in {out_dir}: starting one')
@@ -227,8 +229,7 @@ def where_to_start():
         checkpoint = read_checkpoint(init_from)
         earlier = checkpoint['model_args']
     earlier = earlier | dict(model_class=checkpoint['model_class'])
-    given = settings.flags if resume and not eval_only else settings.given.keys()
-    kept = given | {'out_dir', 'resume', 'overwrite', 'init_from', 'eval_only'}
+    kept = kept | {'out_dir', 'resume', 'overwrite', 'init_from', 'eval_only'}
     for name in (settings.knobs().keys() - kept) & earlier.keys():
         settings.take({name: earlier[name]})
         settings.given.pop(name, None)      # a config file may have given it: the run has set it
@@ -263,7 +264,7 @@ def memory_explained():
 
 
 def train(run, checkpoint):
-    """Train to the end -> True, or until a signal -> False."""
+    """Train to the end, or until a signal -> was it a signal?"""
     check(batch_size % distributed.WORLD == 0, f'batch_size = {batch_size} must be a multiple of '
           f'the number of processes, {distributed.WORLD}')
     run.optimizers = make_optimizers(run.model, optimizer, learning_rate, weight_decay)
@@ -280,12 +281,12 @@ def train(run, checkpoint):
             run.examples.tokenizer_json.save(out_dir)
         try:
             with distributed.noting_signals() as stop_signals:
-                complete = iterate(run, stop_signals)
+                was_stopped = iterate(run, stop_signals)
         except OSError:         # nobody reads the output any more, say: save what was learned
             if run.done:
                 save(run, 'ckpt.pt')
             raise
-        if complete:        # all weights are saved, so Ctrl-C may stop the last table
+        if not was_stopped:     # all weights are saved, so Ctrl-C may stop the last table
             evaluation.save_scores(scores_of(run), out_dir)
             say(f'{out_dir}: ckpt.pt, log.csv, loss.png, eval.csv; next: python sample.py '
                 f'--out_dir={out_dir}')
@@ -293,7 +294,7 @@ def train(run, checkpoint):
             if it < run.done:
                 say(f'{out_dir}/ckpt_best.pt has the lowest held-out loss, {loss:.4f} at iteration '
                     f'{it}')
-    return complete
+    return was_stopped
 
 
 def restore(run, checkpoint):
@@ -331,8 +332,8 @@ def save(run, name):
 
 def iterate(run, stop_signals):
     """
-    The iterations that are left -> True, or False if a signal has stopped them. An evaluation comes
-    before the step of its iteration.
+    The iterations that are left -> has a signal stopped them? An evaluation comes before the step
+    of its iteration.
     """
     if compile or compile is None and run.dev.startswith('cuda'):
         compile_layers(run.model)
@@ -391,9 +392,9 @@ def iterate(run, stop_signals):
             save(run, 'ckpt.pt')
             say(f'stopped after iteration {it} and saved: python train.py --resume '
                 f'--out_dir={out_dir} goes on')
-            return False
+            return True
     # a signal after the last step, while it was evaluated
-    return not distributed.add_up(torch.tensor(len(stop_signals), device=run.dev)).item()
+    return distributed.add_up(torch.tensor(len(stop_signals), device=run.dev)).item() > 0
 
 
 def report(log, it, loss, norm, n_loop, steps):
@@ -479,11 +480,11 @@ def evaluate_only(run, checkpoint):
     run.done = checkpoint['iter_num']
     scores = scores_of(run, eval_windows if 'eval_windows' in settings.given else None)
     results = folder_of_results(checkpoint['folder'])
-    suffix = f"_{checkpoint['file']}-{run.done}_{dataset}_{block_size}"
+    weights = os.path.basename(checkpoint['path']).removesuffix('.pt')
+    suffix = f'_{weights}-{run.done}_{dataset}_{block_size}'
     suffix = suffix.replace(':', '-').replace('=', '-')
     evaluation.save_scores(scores, results, suffix)
     say(f'{results}/eval{suffix}.csv')
-    return True
 
 
 if __name__ == '__main__':

@@ -12,7 +12,7 @@ A checkpoint is a dict of tensors and plain values, written whole or not at all.
     iter_num      iterations done
     and to resume: optimizers {name: state}, best (held-out loss, iteration)
 
-read_checkpoint adds `file`, its name without .pt, and `folder`, where it stands.
+read_checkpoint adds `path`, that of the file, and `folder`, where it stands.
 """
 import os
 import sys
@@ -64,8 +64,7 @@ def read_checkpoint(path):
           'weights_only=False, and save it without them')
     check(isinstance(checkpoint, dict) and {'model', 'model_args', 'config'} <= checkpoint.keys(),
           f"'{path}' is not a checkpoint of this program: use another")
-    folder, file = os.path.split(path)
-    return checkpoint | dict(folder=folder or '.', file=file.removesuffix('.pt'))
+    return checkpoint | dict(path=path, folder=os.path.dirname(path) or '.')
 
 
 def class_of(name, named=False):
@@ -120,8 +119,8 @@ def open_run(out_dir=None, dev='cpu', **changes):
     folder = checkpoint['folder']
     results = folder_of_results(folder)
     if changes.get('damping') is None:
-        weights = os.path.join(folder, f"{checkpoint['file']}.pt")
-        model.exit_rows = stored_exits(results, weights) + stored_exits(folder, weights)
+        path = checkpoint['path']
+        model.exit_rows = stored_exits(results, path) + stored_exits(folder, path)
     return model, checkpoint, folder, results
 
 

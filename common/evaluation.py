@@ -98,8 +98,6 @@ def save_scores(scores, folder, suffix=''):
     path = os.path.join(folder, f'eval{suffix}.csv')
     rows = table_of(scores)
     if suffix and os.path.exists(path):
-        earlier = [{name: int(text) if text.isdigit() else float(text)
-                    for name, text in row.items()} for row in read_csv(path)]
-        rows += [row for row in earlier if row['loops'] not in scores]
-        rows.sort(key=lambda row: row['loops'])
+        rows += [row for row in read_csv(path) if int(row['loops']) not in scores]
+        rows.sort(key=lambda row: int(row['loops']))
     write_csv(rows, path)

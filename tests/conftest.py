@@ -132,7 +132,8 @@ def same(a, b):
 
 def differences(a, b):
     """What differs between the runs in two folders, except knobs and times."""
-    one, other = (read_checkpoint(folder) | dict(config=None, folder=None, log=log_of(folder))
+    one, other = (read_checkpoint(folder) | dict(config=None, path=None, folder=None,
+                                               log=log_of(folder))
                   for folder in (a, b))
     return [key for key in one if not same(one[key], other[key])]
 

@@ -12,7 +12,7 @@ from conftest import finished, refused
 import bench
 import data
 from common.evaluation import spread
-from common.files import read_csv
+from common.files import read_csv, sha256_of
 from exits import make_exit
 from model import GPT
 from tasks import Calc
@@ -105,7 +105,7 @@ def test_a_whole_run(fresh):
     ('--wake', '--wake'), ('--decoder=drafts:loops=3,check=3', 'drafts'),
     ('--decoder=waves', "'wave'"), ('--decoder=wave:width=0', 'width'),
     ('--new_tokens=1', 'new_tokens'), ('--store', '--calibrate'),
-    ('--calibrate --store=2', 'most_nats'), ('--n_windows=9999', 'windows'),
+    ('--calibrate --store=2', 'store'), ('--n_windows=9999', 'windows'),
     ('--n_loop=0', 'n_loop'), ('--out_dir=nowhere', 'nowhere'), ('--rules=[norm,kl]', 'quote')])
 def test_bad_input_is_refused_before_the_work(fresh, flag, word):
     Path('out/bench.csv').unlink(missing_ok=True)
@@ -145,7 +145,7 @@ def test_a_task(sums_run, monkeypatch):
 
 
 def test_what_thresholds_cost_on_problems(sums_run, monkeypatch):
-    """A table, by other code; --store=0.3 stores that threshold, and nothing else stores any."""
+    """A table, by other code; --store writes the one threshold that is named."""
     monkeypatch.chdir(sums_run)
     flags = ['--rules=norm', '--device=cpu', '--calibrate', '--n_windows=20']
     printed = finished(*flags, script='bench.py')
@@ -168,8 +168,8 @@ def test_what_thresholds_cost_on_problems(sums_run, monkeypatch):
         wrong = logits.argmax(-1).numpy() != y
         evals = trace[0]['evals'].double().mean().item()
         assert rows[tau] == [(~wrong).all(axis=1).sum(), wrong.sum(), round(evals, 2)]
-    assert 'name the threshold' in refused(*flags, '--store', script='bench.py')
-    finished(*flags, '--store=0.3', script='bench.py')
+    assert 'that you name' in refused(*flags, '--store', script='bench.py')
+    finished(*flags, '--store', '--taus=0.3', script='bench.py')
     row, = json.loads(Path('out/exits.json').read_text())['exits']
     assert (row['rule'], row['tau'], row['cost']) == ('norm', 0.3, rows[0.3][1])
     Path('out/exits.json').unlink()
@@ -218,11 +218,13 @@ def test_a_threshold_is_the_largest_that_keeps_the_loss(tiny, knobs, tmp_path, m
     others = [dict(rule=rule, cache=cache, tau=7.0)
               for rule, cache in (('accel', 'exact'), ('norm', 'latest'), ('accel', 'latest'))]
     path = tmp_path / 'exits.json'
-    path.write_text(json.dumps(dict(exits=others)))
+    weights = tmp_path / 'ckpt.pt'
+    weights.touch()
+    path.write_text(json.dumps(dict(weights=sha256_of(weights), exits=others)))
     idx = torch.zeros(16, 4, dtype=torch.long)
     model = tiny()
     bench.store_rows(bench.thresholds_of(model, bench.methods_of(model), idx, idx, False),
-                     str(tmp_path))
+                     str(tmp_path), weights)
     exact, accel, kl = json.loads(path.read_text())['exits']
     assert exact == others[0]           # of a cache that was not asked for
     assert (accel['rule'], accel['cache'], accel['tau'], accel['wake']) == (
@@ -236,8 +238,8 @@ def test_a_threshold_is_the_largest_that_keeps_the_loss(tiny, knobs, tmp_path, m
 
 
 def test_sample_takes_the_threshold_that_was_found(fresh):
-    flags = ['--calibrate', '--most_nats=9', '--taus=[0.001,0.25]', '--n_windows=16',
-             '--n_loop=5', '--device=cpu', '--rules=["kl","kl:7"]']
+    flags = ['--calibrate', '--most_nats=9', '--taus=[0.001,7]', '--n_windows=16',
+             '--n_loop=5', '--device=cpu', '--rules=kl']
     finished(*flags, script='bench.py')
     assert not Path('out/exits.json').exists()
     finished(*flags, '--store', script='bench.py')
