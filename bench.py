@@ -34,7 +34,6 @@ from torch.nn.functional import cross_entropy
 
 import data
 import decode
-import tasks
 from common.checkpoint import open_run, stored_exits
 from common.configurator import Count, Natural, build, configure
 from common.distributed import pick_device, use_one_thread
@@ -394,21 +393,21 @@ def main():
     check(calibrate or not store, 'store is for --calibrate')
     check(not store or len(values_of(wake)) < 2, 'store is for one value of --wake')
     model, checkpoint, _, results = open_run(out_dir, dev, length=length)
-    is_task = tasks.is_task(dataset or checkpoint['config']['dataset'])
+    examples = data.examples_of(checkpoint, dataset)
+    is_task = examples.is_task
     check(not (is_task and compile), 'passes over problems are not compiled: leave out --compile')
     check(not (is_task and store) or len(values_of(taus)) == 1, 'on problems --store writes the '
           'one threshold that you name, such as --taus=1')
     T = model.config.block_size
-    problems = tasks.problems_of(checkpoint, dataset) if is_task else None
-    methods = methods_of(model, problems.task if is_task else None)
+    methods = methods_of(model, examples.task if is_task else None)
     print(f"{checkpoint['path']} of iteration {checkpoint['iter_num']}, groups "
           f'{model.config.groups}, {dev}: {len(methods)} methods')
 
     if calibrate and is_task:       # other problems than those of training and evaluation
-        x, y, _ = problems.make(np.random.default_rng([*b'thresholds']), n_windows, T)
+        x, y, _ = examples.make(np.random.default_rng([*b'thresholds']), n_windows, T)
         idx, targets = (torch.from_numpy(array).to(dev) for array in (x, y))
     else:
-        idx, targets, depth = data.held_out_windows(checkpoint, n_windows, dataset, dev)
+        idx, targets, depth = data.held_out_windows(examples, n_windows, T, dev)
     if calibrate:
         rows = thresholds_of(model, methods, idx, targets, is_task)
         if store:

@@ -253,15 +253,17 @@ def open_data(name, model_tokenizer=None, vocab_size=math.inf):
     return examples
 
 
-def held_out_windows(checkpoint, n, dataset=None, dev='cpu'):
+def examples_of(checkpoint, dataset=None):
+    """The data set or task that a checkpoint's model has learned, or another one with its words."""
+    return open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
+                     checkpoint['model_args']['vocab_size'])
+
+
+def held_out_windows(examples, n, T, dev='cpu'):
     """
-    n held-out windows for a checkpoint's model, evenly spread over its data set, or over another ->
-    idx and targets (n, T), and on a task the depths (n, T), or None.
+    n held-out windows of T tokens, evenly spread -> idx and targets (n, T), and on a task the
+    depths (n, T), or None.
     """
-    args = checkpoint['model_args']
-    examples = open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
-                         args['vocab_size'])
-    T = args['block_size']
     numbers = spread(examples, n, T)
     idx, targets = examples.held_out(numbers, T)
     depth = examples.all_held_out(T)[2][numbers] if examples.is_task else None

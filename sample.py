@@ -28,7 +28,7 @@ from common.distributed import pick_device, use_one_thread
 from common.encoding import read_prompt
 from common.errors import check, run
 from common.terminal import colours_are_shown, paint, print_legend
-from data import open_encoding
+from data import examples_of, open_encoding
 from exits import choose
 from loops import Plan, as_noise
 from tasks import NOT_ASKED, print_problem
@@ -89,7 +89,7 @@ def plan_of(model, chosen=None, task=None, T=None):
 
 def answer_problems(model, checkpoint):
     """Problems of the model's task, or the one in `start`: the right answers and the model's."""
-    problems = tasks.problems_of(checkpoint, dataset)
+    problems = examples_of(checkpoint, dataset)
     block_size = model.config.block_size
     depth = None
     if 'start' in settings.given:

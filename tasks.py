@@ -227,18 +227,6 @@ class Problems:
         return torch.from_numpy(x[numbers]), torch.from_numpy(y[numbers])
 
 
-def problems_of(checkpoint, dataset=None):
-    """
-    The problems that a checkpoint's model solves: those of its own task, or of `dataset`, the same
-    task with other knobs. ValueError if the model has learned other words.
-    """
-    problems = Problems(dataset or checkpoint['config']['dataset'])
-    reads = checkpoint['tokenizer']
-    check(problems.tokenizer == reads, f'the model knows the words of {reads}, and {problems.name} '
-          f'has those of {problems.tokenizer}: choose a task with the same words')
-    return problems
-
-
 # the demonstration -------------------------------------------------------------------------------
 
 def print_problem(problems, x, y, guesses=None, steps=None, in_colour=False, who='model'):

@@ -101,7 +101,7 @@ def load_checkpoint(path, dev='cpu', length=None, damping=None, cls=None):
             model = cls(config)
         model.load_state_dict(checkpoint['model'], assign=True)
     model.tie()
-    # as loaded: data.held_out_windows reads block_size here; and with fields newer than the file
+    # as loaded, and with fields that are newer than the file
     checkpoint['model_args'] = asdict(config)
     return model.float().eval().to(dev), checkpoint
 

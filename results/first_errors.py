@@ -17,7 +17,7 @@ import os
 import numpy as np
 import torch
 
-import tasks
+import data
 from common.checkpoint import open_run
 from common.configurator import configure
 from common.errors import run
@@ -61,7 +61,7 @@ def is_wrong_alone(model, x, y, place):
 @torch.no_grad()
 def main():
     model, checkpoint, *_ = open_run(out_dir, 'cpu', length=length, damping=damping)
-    problems = tasks.problems_of(checkpoint, dataset)
+    problems = data.examples_of(checkpoint, dataset)
     setters = [i for i, word in enumerate(problems.encoding.vocabulary) if word[0] == '=']
     rows = []
     for seed in seeds:

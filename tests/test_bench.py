@@ -101,12 +101,10 @@ def test_a_whole_run(fresh):
 
 @pytest.mark.parametrize('flag, word', [
     ('--rules=["accell"]', "'accel'"), ('--rules=missing:rule', 'missing'), ('--taus=[-1]', 'tau'),
-    ('--budgets=[0]', 'n_loop'), ('--cache=newest', 'newest'), ('--wake=["x"]', 'wake'),
-    ('--wake', '--wake'), ('--decoder=drafts:loops=3,check=3', 'drafts'),
-    ('--decoder=waves', "'wave'"), ('--decoder=wave:width=0', 'width'),
-    ('--new_tokens=1', 'new_tokens'), ('--store', '--calibrate'),
-    ('--calibrate --store=2', 'store'), ('--n_windows=9999', 'windows'),
-    ('--n_loop=0', 'n_loop'), ('--out_dir=nowhere', 'nowhere'), ('--rules=[norm,kl]', 'quote')])
+    ('--budgets=[0]', 'n_loop'), ('--cache=newest', 'newest'), ('--wake', '--wake'),
+    ('--decoder=drafts:loops=3,check=3', 'drafts'), ('--decoder=wave:width=0', 'width'),
+    ('--new_tokens=1', 'new_tokens'), ('--store', '--calibrate'), ('--n_windows=9999', 'windows'),
+    ('--rules=[norm,kl]', 'quote')])
 def test_bad_input_is_refused_before_the_work(fresh, flag, word):
     Path('out/bench.csv').unlink(missing_ok=True)
     line = refused(*SMALL, *flag.split(), script='bench.py')

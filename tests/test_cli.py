@@ -1,6 +1,6 @@
 """
 The programs as they are called: each file at the root by itself, the files of config/, the links of
-the pages. And which file may import which. (README's commands: test_readme.py.)
+the pages. And which file may import which.
 """
 import ast
 import contextlib

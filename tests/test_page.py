@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from exits import make_exit
 from loops import Plan
 from model import GPT
 from page.__main__ import as_text
+from pretrained import make
 from zoo.sudoku import YES, side_of
 
 CHROMIUM = shutil.which('chromium') or shutil.which('chromium-browser') or shutil.which('chrome')
@@ -103,6 +105,17 @@ def problem(kind, dataset, T, seed=0):
     problems = tasks.Problems(dataset)
     x, y, depth = (row[0] for row in problems.make(np.random.default_rng(seed), 1, T))
     return x, y, depth, as_text(problems, kind, x)
+
+
+@pytest.mark.parametrize('name', make.PAGES)
+def test_the_pages_that_ship_are_those_of_today(name):
+    """Their model, and all but problems and words. If not: python -m pretrained.make."""
+    path = Path(ROOT, make.PAGES[name][0].removeprefix('--path='))
+    record = record_of(path)
+    assert record['model'] == page.as_json(GPT.load(f'pretrained/{name}'))
+    words = dict.fromkeys(('TITLE', 'ABOUT', 'RESULTS', 'MODEL'), '\0')
+    shipped = path.read_text(encoding='utf-8')
+    assert [part for part in page.fill(record, **words).split('\0') if part not in shipped] == []
 
 
 # the same numbers as in Python --------------------------------------------------------------------

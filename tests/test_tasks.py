@@ -57,17 +57,17 @@ def test_held_out_problems_are_not_trained_on():
 def test_a_run_can_have_other_problems_of_its_task():
     """Deeper ones, and longer ones, if the model knows their words."""
     checkpoint = dict(config=dict(dataset='calc'), tokenizer='calc:p=5',
-                      model_args=dict(block_size=8192, vocab_size=13))
-    assert tasks.problems_of(checkpoint).task == tasks.Calc(p=5, reset=0.2)
-    deep = tasks.problems_of(checkpoint, 'calc:reset=0.01')
+                      model_args=dict(vocab_size=13))
+    assert data.examples_of(checkpoint).task == tasks.Calc(p=5, reset=0.2)
+    deep = data.examples_of(checkpoint, 'calc:reset=0.01')
     # how many there are to draw windows from: fewer of long ones
     assert [deep.n_held_out(T) for T in (24, 512, 8192, 2 ** 21)] == [2048, 2048, 128, 1]
-    idx, targets, depth = data.held_out_windows(checkpoint, 3, 'calc:reset=0.01')
+    idx, targets, depth = data.held_out_windows(deep, 3, 8192)
     x, y = deep.held_out([0, 64, 127], 8192)
     assert torch.equal(idx, x) and torch.equal(targets, y)
     assert depth.shape == (3, 8192) and depth.max() > 300
     with pytest.raises(ValueError):
-        tasks.problems_of(checkpoint, 'calc:p=7')
+        data.examples_of(checkpoint, 'calc:p=7')
 
 
 def test_a_problem_can_be_typed():
