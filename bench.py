@@ -38,7 +38,7 @@ from common.checkpoint import open_run, stored_exits
 from common.configurator import Count, Natural, build, configure
 from common.distributed import pick_device, use_one_thread
 from common.errors import check, run
-from common.evaluation import windows_at_once
+from common.evaluation import spread, windows_at_once
 from common.files import sha256_of, write_csv, write_json
 from common.terminal import print_rows
 from exits import Exit, choose
@@ -405,9 +405,11 @@ def main():
 
     if calibrate and is_task:       # other problems than those of training and evaluation
         x, y, _ = examples.make(np.random.default_rng([*b'thresholds']), n_windows, T)
-        idx, targets = (torch.from_numpy(array).to(dev) for array in (x, y))
+        idx, targets = torch.from_numpy(x), torch.from_numpy(y)
     else:
-        idx, targets, depth = data.held_out_windows(examples, n_windows, T, dev)
+        numbers = spread(examples, n_windows, T)
+        idx, targets = examples.held_out(numbers, T)
+    idx, targets = idx.to(dev), targets.to(dev)
     if calibrate:
         rows = thresholds_of(model, methods, idx, targets, is_task)
         if store:
@@ -416,7 +418,7 @@ def main():
         return
 
     prompts = idx[:n_prompts, None, :T if is_task else prompt_tokens or T // 2]     # (n, 1, any)
-    deepest = depth.max(axis=1).mean() if is_task else None
+    deepest = examples.all_held_out(T)[2][numbers].max(axis=1).mean() if is_task else None
     rows = measure(model, methods, idx, targets, prompts, f'{results}/bench.csv', is_task, deepest)
     if len(prompts):
         of_rules = [row for row in rows if row['kind'] == 'exit rules']

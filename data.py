@@ -47,7 +47,6 @@ import tasks
 from common.configurator import Count, Positive
 from common.encoding import EOT, STORED, open_encoding, train_bpe
 from common.errors import OWN_FILE, check, did_you_mean, explain
-from common.evaluation import spread
 from common.files import ROOT, read_json, sha256_of, write_json
 
 # --------------------------------------------------------------------------------------------------
@@ -257,17 +256,6 @@ def examples_of(checkpoint, dataset=None):
     """The data set or task that a checkpoint's model has learned, or another one with its words."""
     return open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
                      checkpoint['model_args']['vocab_size'])
-
-
-def held_out_windows(examples, n, T, dev='cpu'):
-    """
-    n held-out windows of T tokens, evenly spread -> idx and targets (n, T), and on a task the
-    depths (n, T), or None.
-    """
-    numbers = spread(examples, n, T)
-    idx, targets = examples.held_out(numbers, T)
-    depth = examples.all_held_out(T)[2][numbers] if examples.is_task else None
-    return idx.to(dev), targets.to(dev), depth
 
 
 class Text:
