@@ -21,7 +21,8 @@ A text file is one document, or several if <|endoftext|> stands between them. A 
 `bytes`, one of tiktoken's such as gpt2, or the path of a tokenizer.json. What is held out:
 
     own text     the last 5% of the text (files in order of name), cut between documents, or inside
-                 one that has more than a tenth; or the text of --val_path
+                 one that has more than a tenth; or the text of --val_path, whose documents are
+                 then left out of --path
     torchdocs    the first document and every 48th after it
     FineWeb      the first document and every 2,000th after it
 
@@ -80,14 +81,14 @@ def fineweb(path, subset):
 
 
 def own_text(path, val_path=None):
-    """The documents of text files. val_path: of those held out, if they are not the last 5%."""
+    """The documents of own text. val_path: what is held out, None = the last 5%."""
     texts = documents_of(path)
     if val_path is None:
         return hold_out(texts)
     held_out = documents_of(val_path)
-    known = set(held_out)               # the file may stand in `path`, too, or a copy of it
-    return ([('train', text) for text in texts if text not in known]
-            + [('val', text) for text in held_out])
+    known = set(held_out)               # its file, or a copy of it, may stand in `path`
+    train = [text for text in texts if text not in known]
+    return [('train', text) for text in train] + [('val', text) for text in held_out]
 
 
 def hold_out(texts):
@@ -99,7 +100,8 @@ def hold_out(texts):
     lengths = np.array([len(text) for text in texts])
     ends = lengths.cumsum()
     cut = int(0.95 * ends[-1])
-    if 10 * lengths[np.searchsorted(ends, cut, side='right')] <= ends[-1]:
+    there = np.searchsorted(ends, cut, side='right')        # the document in which the cut is
+    if 10 * lengths[there] <= ends[-1]:
         cut = ends[np.abs(ends - cut).argmin()]
     documents = []
     for text, start in zip(texts, ends - lengths):

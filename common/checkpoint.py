@@ -8,7 +8,7 @@ A checkpoint is a dict of tensors and plain values, written whole or not at all.
 
     model         state_dict                    model_args    its Config's arguments
     model_class   its class, 'model:GPT'        config        every knob
-    tokenizer     its name                      data          sha256 of the training tokens
+    tokenizer     its name                      data          sha256 of what it is trained on
     iter_num      iterations done
     and to resume: optimizers {name: state}, best (held-out loss, iteration)
 

@@ -97,8 +97,9 @@ def noting_signals():
             print('stopping after this step, to save it; a second signal stops at once',
                   file=sys.stderr, flush=True)
 
+    # Windows has no SIGHUP
     for number in {signal.SIGINT, signal.SIGTERM, getattr(signal, 'SIGHUP', signal.SIGTERM)}:
-        if signal.getsignal(number) != signal.SIG_IGN:      # Windows has no SIGHUP
+        if signal.getsignal(number) != signal.SIG_IGN:
             before[number] = signal.signal(number, note)
     try:
         yield stop_signals
