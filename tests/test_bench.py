@@ -112,6 +112,15 @@ def test_bad_input_is_refused_before_the_work(fresh, flag, word):
     assert not Path('out/bench.csv').exists()
 
 
+def test_a_rule_that_is_not_compiled_says_so(knobs):
+    """A wave applies its rule between passes, so these are compiled."""
+    knobs(compile=True)
+    rule = make_exit('norm', 1.0)
+    names = [bench.Method(3, 'exact', rule, decoder).columns()['name']
+             for decoder in ('one_by_one', 'wave')]
+    assert names == ['norm 1, exact, not compiled', 'wave, norm 1']
+
+
 # problems -----------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('cache, wake, expected', [
