@@ -66,6 +66,7 @@ M.attention = {
   },
   score: product => product * Math.log(board.n) / Math.log(9),
 };
+M.skip = .2;                            // in all starts but the first, as in sample.py
 
 // The first two solutions of clues that keep the rules; undefined after too many nodes.
 function solutions_of({n, clues}) {

@@ -21,6 +21,7 @@ from loops import Plan
 from model import GPT
 from page.__main__ import as_text
 from pretrained import make
+from sample import SKIP
 from zoo.sudoku import YES, side_of
 
 CHROMIUM = shutil.which('chromium') or shutil.which('chromium-browser') or shutil.which('chrome')
@@ -204,6 +205,27 @@ def test_the_noise_of_the_page(pages):
     assert 0.66 < (abs(one) < 0.4 ** 0.5).mean() < 0.71
     assert (one == again).all() and abs(np.corrcoef(one, other)[0, 1]) < 0.03
     assert abs(np.corrcoef(one[1:], one[:-1])[0, 1]) < 0.03
+
+
+@in_a_browser
+def test_starts_after_the_first_skip_steps(pages):
+    """A candidate that skips a step keeps its state and stays awake; no other feels it."""
+    chances, n_wrong, before, plain, skipping, awake = ask(pages['sudoku'], """
+        const chances = [pass.plan.skip];
+        $('over').click();
+        await drawn;
+        const {ids, plan} = pass;
+        chances.push(plan.skip);
+        const is_still = {...plan, rule: {...plan.rule, tau: 1e9, hits: 1}};
+        const states = [1, 2].map(() => first_state(ids, 2));
+        states.forEach((state, n) => loop_step(state, {...is_still, skip: n * plan.skip}));
+        return [chances, seen_at_end().n_wrong, [...noise(ids.length, 2)],
+            ...states.map(({X}) => [...X]), [...states[1].awake]];""")
+    assert chances == [0, SKIP] and n_wrong == 0
+    awake = np.array(awake, dtype=bool)
+    assert 4 < awake.sum() < 24                             # of 64
+    before, plain, skipping = np.reshape((before, plain, skipping), (3, len(awake), -1))
+    assert (skipping == np.where(awake[:, None], before, plain)).all()
 
 
 # what a reader does -------------------------------------------------------------------------------
