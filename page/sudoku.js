@@ -120,7 +120,8 @@ function read_board(text) {
   const letters = [...text.toUpperCase().replace(/\s/g, '')];
   const n = Math.sqrt(letters.length);
   if (!BOXES[n])
-    throw Error(`A board has 16, 36, 81, 144 or 256 cells, and not ${letters.length}.`);
+    throw Error('A board has 16, 36, 81, 144 or 256 cells, a digit or a dot for each, and not ' +
+      `${letters.length}.`);
   const digits = DIGITS.slice(0, n);
   const unknown = letters.find(letter => !`.0${digits}`.includes(letter));
   if (unknown) throw Error(`"${unknown}" is no digit of this board: they are ${digits}, and . ` +
@@ -137,8 +138,8 @@ function check_rules({n, clues}) {
   const kinds = ['cell', 'row', 'column', 'box'];
   units_of(n).members.forEach((unit, number) => {
     const given = unit.filter(is_given);
-    if (given.length > 1) throw Error(`The clue ${DIGITS[given[0] % n]} stands twice in a ` +
-      `${kinds[Math.floor(number / n / n)]}.`);
+    if (given.length > 1) throw Error(`The clue ${DIGITS[given[0] % n]} stands twice in ` +
+      `${kinds[Math.floor(number / n / n)]} ${Math.floor(number / n) % n + 1}.`);
   });
 }
 
@@ -163,7 +164,7 @@ function take(new_text) {
     board = read_board(new_text);
   } catch ({message}) {
     if (!board) take(R.start);
-    put($('notice'), message);
+    put($('notice'), `${message} The board below stays.`);
     return false;
   }
   text = new_text;
@@ -176,13 +177,15 @@ function take(new_text) {
 // The board as text, unless that is being typed; and a button for each digit.
 function show_board() {
   if (document.activeElement !== $('text')) $('text').value = text;
-  const digits = [...ANSWERS.words(), 'clear'];
-  if ($('pad').children.length === digits.length) return;
-  $('pad').replaceChildren(...digits.map((digit, number) => {
-    const button = make('button', {type: 'button'}, digit);
-    button.onclick = () => set_clue(digit === 'clear' ? 0 : number + 1);
-    return button;
-  }));
+  if ($('pad').children.length === board.n + 2) return;
+  const button = (word, onclick) => Object.assign(make('button', {type: 'button'}, word), {onclick});
+  $('pad').replaceChildren(
+    ...ANSWERS.words().map((word, digit) => button(word, () => set_clue(digit + 1))),
+    button('clear', () => set_clue(0)),
+    button('clear all', () => {
+      take('.'.repeat(board.n ** 2));
+      stop();                           // it waits until the reader plays it
+    }));
 }
 
 // Give the chosen cell a clue, or open it (0), and go on from the states that are there.
@@ -217,10 +220,10 @@ function draw_picture(view) {
     const top = Math.floor(cell / n) * size;
     pen.fillStyle = clues[cell] ? colours['cut-off'] : colours.room;
     fill_rect(left, top, left + size, top + size);
-    draw_work(cell, left, top, colours);
     if (clues[cell])
-      write(clues[cell] - 1, left + size / 2, top + size / 2, .62, colours.arrow, 'bold');
-    else if (seen_of_cell.p) draw_answer(cell, seen_of_cell, left, top, colours);
+      return write(clues[cell] - 1, left + size / 2, top + size / 2, .62, colours.arrow, 'bold');
+    draw_work(cell, left, top, colours);
+    if (seen_of_cell.p) draw_answer(cell, seen_of_cell, left, top, colours);
   });
   pen.strokeStyle = colours.wall;
   for (let line = 0; line <= n; line++) {
@@ -272,7 +275,7 @@ function draw_answer(cell, {p, best, is_wrong}, left, top, colours) {
   else p.forEach((value, digit) => {
     const [x, y] = place_of_mark(digit);
     pen.globalAlpha = .1 + .9 * value;
-    write(digit, left + x * size, top + y * size, .8 / board.w, colours.arrow);
+    write(digit, left + x * size, top + y * size, .75 / board.w, colours.arrow);
   });
   pen.globalAlpha = 1;
 }

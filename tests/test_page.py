@@ -362,8 +362,12 @@ def test_boards_are_typed_and_clues_change(pages):
         const is_refused = board.clues[chosen] === 0 && $('notice').textContent !== '';
         chosen = cell;
         press(canvas, 'Backspace');
-        return [is_set, n_woken > 0, is_refused, `${board.clues}` === `${clues}`];
-        """) == [True] * 4
+        const is_back = `${board.clues}` === `${clues}`;
+        // an empty board waits for its clues
+        $('pad').lastChild.click();
+        press(canvas, '2');
+        return [is_set, n_woken > 0, is_refused, is_back, text === '2' + '.'.repeat(15), shown];
+        """) == [True] * 5 + [0]
 
 
 # the file -----------------------------------------------------------------------------------------
