@@ -37,4 +37,4 @@ done
 
 set +f
 collect maze "$OUT"/*/maze.csv
-[ -n "${LIST:-}" ] || python -m results.maze_gif
+[ -n "${LIST:-}" ] || python -m results.gif

@@ -2,7 +2,7 @@
 # What sudoku.md shows: three trainings, their solved boards by loops and starts, ways to stop.
 #     bash results/sudoku.sh          three hours of one core; lib.sh says how to use many
 #     LISTS=FOLDER bash results/sudoku.sh     also the public lists that lie in this folder
-# -> results/sudoku.csv, results/sudoku_ways.csv
+# -> results/sudoku.csv, results/sudoku_ways.csv, assets/sudoku.gif
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . results/lib.sh
@@ -37,3 +37,4 @@ boards rest sudoku-1337 "--kinds=['minimal','singles']" '--n_boards=[1000,1000]'
 set +f
 collect sudoku "$OUT"/{nine,sixteen,small,deep,deep17,seventeen,norvig,hardest}-sudoku-*/sudoku.csv
 collect sudoku_ways "$OUT"/{ways,rest}-sudoku-*/sudoku.csv
+[ -n "${LIST:-}" ] || python -m results.gif sudoku
