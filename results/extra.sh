@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# What extra.md shows: what loops beyond those of training do, and if rest is a sign of a right
+# answer.
+#     bash results/extra.sh           an hour of two cores; lib.sh says how to use many
+# -> results/extra.csv (loops), results/resting.csv (rest)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. results/lib.sh
+
+# loops RUN LOOPS: right labels and problems at loop counts
+loops() {
+    [ -e "$OUT/$1.done" ] || return 0
+    once eval-$1 python train.py --eval_only --out_dir="$OUT/$1" --eval_windows=100 --eval_loops=$2
+}
+# rests RUN FOLDER FLAGS
+rests() {
+    [ -d "$2" ] || return 0
+    once rests-$1 python -m results.resting --out_dir="$2" --path="$OUT/rests-$1.csv" "${@:3}"
+}
+
+for draw in lognormal fixed; do
+    for rate in 2e-3 5e-3 1.2e-2; do
+        for seed in 1 2 3; do
+            run=boards-$draw-$rate-$seed        # 4 x 4 and 6 x 6 that singles solve
+            train $run config/sudoku.py --block_size=216 --max_iters=1000 --mean_recurrence=10 \
+                --loop_draw=$draw --learning_rate=$rate --seed=$seed --eval_interval=1000 \
+                --eval_loops=[10]
+            loops $run [10,20,40,80,160,320,640]
+            run=mazes-$draw-$rate-$seed         # 5 x 5 to 7 x 7
+            train $run config/maze.py --block_size=49 --batch_size=16 --max_iters=800 \
+                --mean_recurrence=8 --loop_draw=$draw --learning_rate=$rate --seed=$seed \
+                --eval_interval=800 --eval_loops=[8]
+            loops $run [8,16,32,64,128,256,512]
+        done
+    done
+done
+
+for seed in 1 2 3; do
+    train calc-$seed config/calc.py --seed=$seed
+    rests calc-$seed "$OUT/calc-$seed" --dataset=calc:reset=0.01 --length=192
+    for damping in 0 0.3; do
+        rests mazes-$damping-$seed "$OUT/mazes-lognormal-5e-3-$seed" --length=256 --n_problems=24 \
+            --dataset=maze:deep=1.0 --damping=$damping
+    done
+    rests boards-$seed "$OUT/boards-lognormal-5e-3-$seed" --length=216 --n_problems=100
+done
+for seed in 1 2; do
+    train sudoku-$seed config/sudoku.py --seed=$seed
+    rests sudoku-$seed "$OUT/sudoku-$seed" --length=729 --n_problems=50
+done
+rests sudoku-1337 pretrained/sudoku --length=729 --n_problems=50
+
+set +f
+collect extra "$OUT"/{boards,mazes}-*/eval_*.csv
+collect resting "$OUT"/rests-*.csv
