@@ -97,7 +97,13 @@ norm0.1 --rule=norm_rel --tau=0.1
 norm0.03 --rule=norm_rel --tau=0.03
 2048 --tau=1 --length=2048 --dataset=calc:reset=0.002 --seeds=[1337]
 8192 --tau=1 --length=8192 --dataset=calc:reset=0.0005 --seeds=[1337]
+norm1 --rule=norm --tau=1
 END
+    # which rule with sleep
+    for flags in accel:1 accel:3 norm:1 norm:3 norm_rel:0.1 norm_rel:0.3; do
+        long asleep-$flags-$name --out_dir=$run --rule=${flags%:*} --tau=${flags#*:} \
+            --length=8192 --dataset=calc:reset=0.0005
+    done
 done
 
 set +f
