@@ -6,12 +6,12 @@ How good and how fast is each way to decode: fixed loops, exit rules, drafts, wa
     python bench.py --calibrate         what each threshold costs, on text or on problems
     python bench.py --calibrate --store     the largest that cost at most 0.005 nats per token are
                                         written into exits.json, where sample.py finds them; on
-                                        problems you name the threshold: --taus=1
+                                        problems you name the threshold: --store=1
 
 A way to decode is a *method*, and a row of bench.csv. Each is compared with the first one, the
 *full budget*: n_loop fixed loops with the cache `exact`. n_loop is 30, or r if loop_draw is fixed,
 or on a task that of Task.budget. Fewer loops can check drafts (check=8). All rules are tried in
-waves, too.
+waves, too; one may have a threshold of its own in place of taus (norm:1).
 
     quality     loss and accuracy on held-out windows, or on problems of a task. It is not measured
                 for drafts and waves, which are built to write the text of a loop budget
@@ -63,7 +63,7 @@ new_tokens = 24             # length of a text. The first token also reads the p
 compile = False             # compile passes that write a text and have no rule, see compiled.py
 calibrate = False           # print what thresholds cost, and measure nothing else
 most_nats = 0.005           # what a threshold that is stored may cost on text, per token
-store = False               # with calibrate: write thresholds into exits.json
+store: float | bool = False     # with calibrate: write exits.json; on a task --store=1 stores 1
 seed = 0                    # of x^(0)
 device = 'auto'
 # --------------------------------------------------------------------------------------------------
@@ -78,6 +78,9 @@ MEASURED = (
     'diff_low',         # and the ends of its 95% interval over windows
     'diff_high',
     'accuracy',         # the share of labels that are right, 0 to 1
+    'solved',           # of problems: the share in which all are
+    'rested',           # in which all tokens fell asleep, or stopped, before the budget ended
+    'both',
     'mean_evals',       # loop steps (block maps) computed for a token
     'identical',        # the share of texts that are those of the full budget, 0 to 1
     'blocks',           # layers computed in the groups, for a new token
@@ -160,7 +163,17 @@ def rules_of(wakes, policy, chosen=None):
     """The rules that the knobs ask for, each with its thresholds, for a decoder: Exits."""
     thresholds = values_of(taus) or (TAUS if calibrate else TAUS[3:])
     return [choose(name, tau, wakes, policy, chosen)[0]
-            for name in values_of(rules) for tau in thresholds]
+            for name, own_tau in map(name_and_tau, values_of(rules))
+            for tau in (thresholds if own_tau is None else [own_tau])]
+
+
+def name_and_tau(rule):
+    """'norm:1' -> 'norm', 1.0; 'norm' -> 'norm', None, and 'zoo.huginn:kl' the same way."""
+    name, _, tau = rule.rpartition(':')
+    try:
+        return name, float(tau)
+    except ValueError:
+        return rule, None
 
 
 def values_of(knob):
@@ -175,19 +188,21 @@ def values_of(knob):
 def quality(model, method, idx, targets):
     """
     Read windows idx (N, T) with labels targets (N, T), see tasks.NOT_ASKED -> nats, right answers,
-    labels, and loop steps per token of each window, (4, N).
+    labels, loop steps per token, and whether all tokens came to rest, of each window, (5, N).
     """
     parts = []
+    plan = method.plan(model)
     at_once = windows_at_once(model.config)
     for x, y in zip(idx.split(at_once), targets.split(at_once)):
         torch.manual_seed(seed)         # for a rule that tosses coins
-        logits, _, evals = decode.read(model, x, method.plan(model), method.cache)
+        logits, kept, evals = decode.read(model, x, plan, method.cache)
         nats = cross_entropy(logits.mT.float(), y, reduction='none')                # (B, T)
         of_tokens = nats, logits.argmax(-1) == y, y >= 0
         # double on the CPU: MPS has no float64
         sums = [part.cpu().double().sum(1) for part in of_tokens]
         steps = evals.cpu().double().mean((1, 2)).nan_to_num()      # a plain model has none
-        parts.append(torch.stack((*sums, steps)))
+        rested = kept.cpu().amax((1, 2)) < max(plan.counts) if plan.rule else torch.zeros(len(x))
+        parts.append(torch.stack((*sums, steps, rested)))
     return torch.cat(parts, dim=1).numpy()
 
 
@@ -196,7 +211,7 @@ def excess(windows, full):
     Nats per label above the full budget, and the ends of the 95% interval over windows, from what
     `quality` returns for a method and for the full budget.
     """
-    nats, _, labels, _ = windows
+    nats, _, labels, *_ = windows
     difference = nats - full[0]
     cost = difference.sum() / labels.sum()
     reach = math.nan                    # one window has no interval
@@ -265,9 +280,12 @@ def measure(model, methods, idx, targets, prompts, path, is_task, deepest=None):
         windows = quality(model, method, idx, targets)
         full = windows if full is None else full
         cost, low, high = excess(windows, full)
-        nats, right, labels, steps = windows
+        nats, right, labels, steps, rested = windows
+        solved = right == labels
         row |= dict(ce=nats.sum() / labels.sum(), ce_minus_full=cost, diff_low=low, diff_high=high,
                     accuracy=right.sum() / labels.sum(), mean_evals=steps.mean())
+        if is_task:
+            row |= dict(solved=solved.mean(), rested=rested.mean(), both=(solved * rested).mean())
         write_csv(rows, path)
         print(f"{row['name']}: {cost:+.4f} nats, {100 * row['accuracy']:.2f}% right, "
               f"{row['mean_evals']:.2f} loop steps", flush=True)
@@ -328,8 +346,8 @@ def thresholds_of(model, methods, idx, targets, is_task):
     On text that is the largest which costs at most most_nats, by the upper end of the interval on
     every second window. The others, which have no part in the choice, say what it costs.
 
-    On problems the cost is the number of wrong answers, and the threshold is the only one that was
-    tried. No choice would be safe on all problems: in mazes smaller thresholds do worse.
+    On problems it is the threshold `store`, and the cost is the number of wrong answers. No choice
+    would be safe on all problems: in mazes smaller thresholds do worse.
     """
     families = {}
     for method in methods:
@@ -344,7 +362,7 @@ def thresholds_of(model, methods, idx, targets, is_task):
         lines = []
         for method in sorted(family, key=lambda method: -method.rule.tau):
             windows = quality(model, method, idx, targets)
-            _, right, labels, steps = windows
+            _, right, labels, steps, _ = windows
             line = dict(tau=method.rule.tau, steps=steps.mean())
             if is_task:
                 line |= dict(solved=sum(right == labels), cost=sum(labels - right))
@@ -355,15 +373,14 @@ def thresholds_of(model, methods, idx, targets, is_task):
 
         if is_task:
             title = f'solved problems of {N}, wrong answers'
-            good = lines if len(lines) == 1 else []
-            how = f'on {N} problems'
+            good = [line for line in lines if line['tau'] == store]
+            how = f'--store={store:g} on {N} problems'
         else:
             title = f'nats per token at most, on {(N + 1) // 2} windows; cost on {N // 2} others'
             good = [line for line in lines if line['at_most'] <= most_nats]
             how = f'--most_nats={most_nats:g} on {N} windows'
         words = f'{name}, {policy}' + (', wake' if wakes else '')
         print_rows(f'{words}: {title}; loop steps of a token', lines, COSTS)
-        rows[name, policy] = None
         if good:
             largest = good[0]
             how = f'bench.py --calibrate {how} of {T} tokens, at most {family[0].n_loop} loops'
@@ -371,6 +388,7 @@ def thresholds_of(model, methods, idx, targets, is_task):
             rows[name, policy] = dict(rule=name, cache=policy, tau=largest['tau'],
                                       cost=largest['cost'], wake=wakes, how=how)
         elif not is_task:
+            rows[name, policy] = None
             print(f'no threshold costs at most {most_nats:g} nats')
     return rows
 
@@ -396,8 +414,8 @@ def main():
     examples = data.examples_of(checkpoint, dataset)
     is_task = examples.is_task
     check(not (is_task and compile), 'passes over problems are not compiled: leave out --compile')
-    check(not (is_task and store) or len(values_of(taus)) == 1, 'on problems --store writes the '
-          'one threshold that you name, such as --taus=1')
+    check(not store or is_task == (store is not True), 'on text --most_nats chooses the threshold '
+          'that --store writes; on problems name the threshold, such as --store=1')
     T = model.config.block_size
     methods = methods_of(model, examples.task if is_task else None)
     print(f"{checkpoint['path']} of iteration {checkpoint['iter_num']}, groups "
@@ -412,6 +430,7 @@ def main():
     idx, targets = idx.to(dev), targets.to(dev)
     if calibrate:
         rows = thresholds_of(model, methods, idx, targets, is_task)
+        check(rows or not store, f'--store={store}: name a threshold of the table')
         if store:
             store_rows(rows, results, checkpoint['path'])
             print(f'\n{results}/exits.json has them')

@@ -12,10 +12,10 @@ loops() {
     [ -e "$OUT/$1.done" ] || return 0
     once eval-$1 python train.py --eval_only --out_dir="$OUT/$1" --eval_windows=100 --eval_loops=$2
 }
-# rests RUN FOLDER FLAGS
+# rests RUN LENGTH PROBLEMS FLAGS: at which thresholds problems come to rest, and are right
 rests() {
-    [ -d "$2" ] || return 0
-    once rests-$1 python -m results.resting --out_dir="$2" --path="$OUT/rests-$1.csv" "${@:3}"
+    measure rests $1 --length=$2 --n_windows=$3 "--rules=['norm']" --taus=[0.01,0.03,0.1,0.3,1,3,10] \
+        --wake=True --budgets=[] --decoder=[] --n_prompts=0 "${@:4}"
 }
 
 for draw in lognormal fixed; do
@@ -37,19 +37,14 @@ done
 
 for seed in 1 2 3; do
     train calc-$seed config/calc.py --seed=$seed
-    rests calc-$seed "$OUT/calc-$seed" --dataset=calc:reset=0.01 --length=192
-    for damping in 0 0.3; do
-        rests mazes-$damping-$seed "$OUT/mazes-lognormal-5e-3-$seed" --length=256 --n_problems=24 \
-            --dataset=maze:deep=1.0 --damping=$damping
-    done
-    rests boards-$seed "$OUT/boards-lognormal-5e-3-$seed" --length=216 --n_problems=100
+    rests calc-$seed 192 64 --dataset=calc:reset=0.01
+    rests mazes-lognormal-5e-3-$seed 256 24 --dataset=maze:deep=1.0
+    rests boards-lognormal-5e-3-$seed 216 100
 done
-for seed in 1 2; do
-    train sudoku-$seed config/sudoku.py --seed=$seed
-    rests sudoku-$seed "$OUT/sudoku-$seed" --length=729 --n_problems=50
+for seed in 1337 1 2; do
+    rests sudoku-$seed 729 50                   # trained by sudoku.sh
 done
-rests sudoku-1337 pretrained/sudoku --length=729 --n_problems=50
 
 set +f
 collect extra "$OUT"/{boards,mazes}-*/eval_*.csv
-collect resting "$OUT"/rests-*.csv
+collect resting "$OUT"/rests-*/bench.csv

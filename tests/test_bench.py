@@ -148,11 +148,27 @@ def test_a_task(sums_run, monkeypatch):
     problems = data.open_data('calc:p=2,reset=0.5')
     numbers = spread(problems, 5, 12)
     assert float(rule['deepest']) == problems.all_held_out(12)[2][numbers].max(axis=1).mean()
+    assert full['rested'] == '0.0' and float(rule['both']) <= float(rule['solved'])
     assert 'leave out --compile' in refused(*flags, '--compile', script='bench.py')
 
 
+def test_what_rests(sums_run):
+    """A problem rests if its loops end before the budget; with a tau of 0 none does."""
+    model = GPT.load(sums_run / 'out')
+    problems = data.open_data('calc:p=2,reset=0.1')
+    idx, targets = problems.held_out(np.arange(20), 12)
+    for tau, budget in (1.0, 8), (0.0, 8):
+        rule = make_exit('norm', tau, wake=True)
+        rested = bench.quality(model, bench.Method(budget, 'exact', rule), idx, targets)[4]
+        for problem, rests in zip(idx, rested):
+            trace = []
+            model(problem[None], n_loop=budget, exit=rule, trace=trace)
+            assert rests == (len(trace[0]['awake']) < budget)
+        assert bool(rested.any()) == (tau > 0)
+
+
 def test_what_thresholds_cost_on_problems(sums_run, monkeypatch):
-    """A table, by other code; --store writes the one threshold that is named."""
+    """A table, by other code; --store=0.3 stores that threshold, and nothing else stores any."""
     monkeypatch.chdir(sums_run)
     flags = ['--rules=norm', '--device=cpu', '--calibrate', '--n_windows=20']
     printed = finished(*flags, script='bench.py')
@@ -175,8 +191,8 @@ def test_what_thresholds_cost_on_problems(sums_run, monkeypatch):
         wrong = logits.argmax(-1).numpy() != y
         evals = trace[0]['evals'].double().mean().item()
         assert rows[tau] == [(~wrong).all(axis=1).sum(), wrong.sum(), round(evals, 2)]
-    assert 'that you name' in refused(*flags, '--store', script='bench.py')
-    finished(*flags, '--store', '--taus=0.3', script='bench.py')
+    assert 'name the threshold' in refused(*flags, '--store', script='bench.py')
+    finished(*flags, '--store=0.3', script='bench.py')
     row, = json.loads(Path('out/exits.json').read_text())['exits']
     assert (row['rule'], row['tau'], row['cost']) == ('norm', 0.3, rows[0.3][1])
     Path('out/exits.json').unlink()
@@ -185,9 +201,9 @@ def test_what_thresholds_cost_on_problems(sums_run, monkeypatch):
 # the interval, and thresholds of a text -----------------------------------------------------------
 
 def found(nats, labels):
-    """What bench.quality returns, by hand: one loop step, all answers wrong."""
+    """What bench.quality returns, by hand: one loop step, all answers wrong, none at rest."""
     nats, labels = np.array(nats, dtype=float), np.array(labels, dtype=float)
-    return np.stack((nats, 0 * nats, labels, 0 * nats + 1))
+    return np.stack((nats, 0 * nats, labels, 0 * nats + 1, 0 * nats))
 
 
 def test_the_interval_is_paired_and_of_a_ratio():
@@ -245,8 +261,8 @@ def test_a_threshold_is_the_largest_that_keeps_the_loss(tiny, knobs, tmp_path, m
 
 
 def test_sample_takes_the_threshold_that_was_found(fresh):
-    flags = ['--calibrate', '--most_nats=9', '--taus=[0.001,7]', '--n_windows=16',
-             '--n_loop=5', '--device=cpu', '--rules=kl']
+    flags = ['--calibrate', '--most_nats=9', '--taus=[0.001,0.25]', '--n_windows=16',
+             '--n_loop=5', '--device=cpu', '--rules=["kl","kl:7"]']
     finished(*flags, script='bench.py')
     assert not Path('out/exits.json').exists()
     finished(*flags, '--store', script='bench.py')
