@@ -7,10 +7,11 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . results/lib.sh
 
-# loops RUN LOOPS: right labels and problems at loop counts
+# loops RUN LOOPS FLAGS: right labels and problems at loop counts
 loops() {
     [ -e "$OUT/$1.done" ] || return 0
-    once eval-$1 python train.py --eval_only --out_dir="$OUT/$1" --eval_windows=100 --eval_loops=$2
+    once eval-$1 python train.py --eval_only --out_dir="$OUT/$1" --eval_windows=100 --eval_loops=$2 \
+        "${@:3}"
 }
 # rests RUN LENGTH PROBLEMS FLAGS: at which thresholds problems come to rest, and are right
 rests() {
@@ -30,19 +31,19 @@ for draw in lognormal fixed; do
             train $run config/maze.py --block_size=49 --batch_size=16 --max_iters=800 \
                 --mean_recurrence=8 --loop_draw=$draw --learning_rate=$rate --seed=$seed \
                 --eval_interval=800 --eval_loops=[8]
-            loops $run [8,16,32,64,128,256,512]
+            loops $run [8,16,32,64,128,256,512] --dataset=maze:smallest=5
         done
     done
 done
 
+# those of depth.sh and sudoku.sh, if they are there
 for seed in 1 2 3; do
-    train calc-$seed config/calc.py --seed=$seed
-    rests calc-$seed 192 64 --dataset=calc:reset=0.01
+    rests looped-$seed 192 64 --dataset=calc:reset=0.01
     rests mazes-lognormal-5e-3-$seed 256 24 --dataset=maze:deep=1.0
     rests boards-lognormal-5e-3-$seed 216 100
 done
 for seed in 1337 1 2; do
-    rests sudoku-$seed 729 50                   # trained by sudoku.sh
+    rests sudoku-$seed 729 50
 done
 
 set +f
