@@ -20,14 +20,16 @@ for seed in 1337 1 2; do
     train $run config/sudoku.py --seed=$seed
     boards nine $run "--kinds=['minimal','singles']" '--n_boards=[500,500]' --starts=32
     boards sixteen $run "--kinds=['16']" '--n_boards=[64]'
-    [ -z "${LISTS:-}" ] || boards seventeen $run --file="$LISTS/puzzles2_17_clue" --most=1000 --starts=32
+    if [ -n "${LISTS:-}" ]; then
+        boards seventeen $run --file="$LISTS/puzzles2_17_clue" --most=1000 --starts=32
+        boards norvig $run --file="$LISTS/top95.txt" --starts=32
+    fi
 done
 boards small sudoku-1337 "--kinds=['4','6','12']" '--n_boards=[100,100,32]' --starts=1
 DEEP="--starts=1 --loops=[512,1024]"
 boards deep sudoku-1337 "--kinds=['16']" '--n_boards=[64]' $DEEP
 if [ -n "${LISTS:-}" ]; then
     boards deep17 sudoku-1337 --file="$LISTS/puzzles2_17_clue" --most=1000 $DEEP
-    boards norvig sudoku-1337 --file="$LISTS/top95.txt" --starts=32
     boards hardest sudoku-1337 --file="$LISTS/puzzles5_forum_hardest_1905_11+" --most=100
 fi
 boards ways sudoku-1337 "--kinds=['minimal']" '--n_boards=[30]' \
