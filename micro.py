@@ -1,7 +1,7 @@
 """
-The paper in one file: a GPT some of whose layers loop (arXiv 2509.23314; Geiping: 2502.05171), and
-Algorithm 1, by which each token exits when it is still. The run ends with what is new here, and not
-in the papers: tokens that sleep, and wake when news arrives.
+The paper's model in one file: a GPT some of whose layers loop (arXiv 2509.23314; Geiping:
+2502.05171), and Algorithm 1, by which each token exits when it is still. The run ends with what is
+new here, and not in the papers: tokens that sleep, and wake when news arrives.
 
     python micro.py             learns torch's own documentation, about a minute on two cores
     python micro.py book.txt    learns your own text
@@ -64,7 +64,7 @@ class RecurrentGroup(nn.Module):
         super().__init__()
         self.core, self.norm = nn.ModuleList(core), nn.RMSNorm(C, eps=1e-6)
         self.adapter = nn.Linear(2 * C, C, bias=False)
-        self.adapter.weight.data = torch.eye(C).repeat(1, 2)   # Geiping: random, see exercise 4
+        self.adapter.weight.data = torch.eye(C).repeat(1, 2)   # Geiping: random; exercises.md, 4
 
     def step(self, x, e, awake=None, cache=None):
         x = self.adapter(torch.cat((x, e), dim=-1))                             # (B, T, C)
@@ -98,11 +98,11 @@ def loop(f, x, k_max, tau, readers=None):
     """
     Algorithm 1: a token is still once its acceleration has been below tau twice in a row.
 
-    f(x, awake): the block map. Returns the last states (B, T, C) and how many steps each one kept
-    (B, T). A still token exits for good. With readers, it sleeps while all tokens that it reads are
-    still, and wakes when one of them moves: readers(moved) = who moved or reads a token that moved,
-    (B, T) -> (B, T). Here each token is computed in each step; loops.py computes the awake alone,
-    where a token reads few others.
+    Returns the last states (B, T, C) and how many steps each one kept (B, T). f(x, awake): the
+    block map. A still token exits for good. With readers, it sleeps while all tokens that it reads
+    are still, and wakes when one of them moves: readers(moved) = who moved or reads a token that
+    moved, (B, T) -> (B, T). Here each token is computed in each step; loops.py computes the awake
+    alone, where a token reads few others.
     """
     awake = torch.ones(x.shape[:2], dtype=torch.bool)               # (B, T)
     streak, steps_used = torch.zeros(2, *x.shape[:2], dtype=torch.int)
@@ -136,7 +136,7 @@ class GPT(nn.Module):
             layers[start:end] = [RecurrentGroup(layers[start:end])]
         self.h = nn.ModuleList(layers)
         self.ln_f = nn.RMSNorm(C, eps=1e-6)
-        # Geiping App. C.1, for all matrices but the adapters
+        # Geiping App. C.1 (there cut at three deviations), for all matrices but the adapters
         depth = n_layer + (r - 1) * sum(map(len, groups))   # Geiping: a looped layer is r layers
         for name, p in self.named_parameters():
             if p.dim() == 2 and 'adapter' not in name:
@@ -148,7 +148,7 @@ class GPT(nn.Module):
         idx (B, T) -> logits (B, T, vocab), and the trace: of each group its states, or with tau the
         loop steps kept. n_loop: a list, the loop steps of each group, with tau the most of them.
         """
-        x = C ** 0.5 * (self.wte(idx) + self.wpe.weight[:idx.shape[1]])         # (B, T, C)
+        x = C ** 0.5 * (self.wte(idx) + self.wpe.weight[:idx.shape[1]])         # C.1; (B, T, C)
         trace = []
         for layer in self.h:
             if isinstance(layer, RecurrentGroup):
@@ -185,9 +185,10 @@ def show_loops(model, x, y):
 def show_scales(model, x):
     """
     The two scales: the loop steps of a group, and the jump from its last state to the next group's
-    (the paper's Eq. 2: to its x^(0), here noise). The first step, out of the noise, is longer than
-    the jump; the later ones are the small scale. The paper's cosines settle at 0.5 to 0.65. Here
-    those of layers [2, 3] settle lower, the others near 1; exercise 4 changes their sign.
+    (the paper's Eq. 2: to its x^(0), here noise, and over the mean of all steps, the first one,
+    too). The first step, out of the noise, is longer than the jump; the later ones are the small
+    scale. The paper's cosines settle at 0.5 to 0.65. Here those of layers [2, 3] settle lower, the
+    others near 1; exercise 4 changes their sign.
     """
     _, trace = model(x, [8] * len(groups))
     for g, group in enumerate(groups):
@@ -215,7 +216,7 @@ def show_exits(model, x, y):
 
 
 def write(model, text):
-    """The model continues the text, 200 bytes, with Algorithm 1."""
+    """The model continues the text, 200 bytes after the bar, with Algorithm 1."""
     idx = text[None, :T]
     for _ in range(200):
         logits, _ = model(idx[:, -T:], [30] * len(groups), tau=1)
@@ -227,8 +228,9 @@ def write(model, text):
 def show_chain(what_it_does, readers=None, n=16):
     """
     A chain: each token copies the one before, and the first becomes 1. In the model above a token
-    reads all earlier ones: it sleeps only once they are all still, so none of them could wake it.
-    Here, with readers, a token takes at most 7 loop steps, however long the chain is.
+    reads all earlier ones: it would sleep only once they are all still, and then none could wake
+    it. Here, with readers, a token takes at most 7 loop steps, however long the chain is: 3 until
+    it is still, and 4 for the news.
     """
     steps = []                          # who is awake in each loop step
 
@@ -252,7 +254,7 @@ def main():
     model = GPT()
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95))
     for it in range(1, iterations + 1):
-        # the learning rate rises in 50 iterations, and falls over the whole run to 2%
+        # the learning rate rises for almost 50 iterations, and falls over the whole run to 2%
         optimizer.param_groups[0]['lr'] = lr * min(it / 50, 1.02 - it / iterations)
         # how often each group loops: a Poisson draw of a lognormal rate (Geiping Eq. 1 and 2)
         rate = r * (sigma * torch.randn(len(groups)) - sigma ** 2 / 2).exp()
