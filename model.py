@@ -444,8 +444,8 @@ class GPT(nn.Module):
 
     def hidden(self, idx, plan):
         """idx (B, T) -> what the head reads (B, T, C), and the results of each group, a dict."""
-        if idx.shape[1] > self.config.block_size:
-            raise ValueError(f'a sequence of {idx.shape[1]} tokens does not fit block_size = '
+        if plan.span.end > self.config.block_size:
+            raise ValueError(f'a sequence of {plan.span.end} tokens does not fit block_size = '
                              f'{self.config.block_size}')
         logits_at = self.logits_at(plan) if plan.rule else None     # only kl and the like call it
         x = self.embed(idx, plan.span.pos)
