@@ -61,6 +61,8 @@ def stream(model, idx, n_new, plan, decoder, policy, **draws):
             steps_used = of_groups(results, 'steps_used', context)[:, -1:]
         else:
             tokens, steps_used = decoder(model, plan, text, left)
+        if tokens.shape[1] > left:
+            raise ValueError(f'{type(decoder).__name__} gave more than the {left} tokens left')
         if tokens.shape[1] > 0:
             yield tokens, steps_used
         text.idx = torch.cat((text.idx, tokens), dim=1)
@@ -153,9 +155,9 @@ def check_final(rule):
 
 class Decoder:
     """
-    How the next tokens of a text are made. To add one, write a subclass, and a line in DECODERS. If
-    it is a dataclass, its fields are the arguments of --decoder=NAME:field=value. One object serves
-    one text after another: what it remembers of a text it forgets in `begin`.
+    How the next tokens of a text are made. To add one, write a subclass and a line in DECODERS, and
+    run `python sample.py mine.py --decoder=NAME`. The fields of a dataclass are arguments, as in
+    NAME:field=value. One object serves many texts: `begin` forgets what it knows of a window.
     """
     needs_cache = None      # the cache that it needs, 'exact' or 'latest'; None = any
     default_rule = None     # its exit rule, (name, tau), see exits.choose
@@ -174,13 +176,15 @@ class Decoder:
     def __call__(self, model, plan, text, most):
         """
         The next t tokens of a Text, at most `most`, maybe none -> (B, t), their loop steps (B, t,
-        groups). A pass must fit into the block: text.position + its tokens <= text.block_size.
+        groups). plan.cache has the keys of all tokens of the window but text.last, with which the
+        pass begins. A pass must fit into the block: text.position + its tokens <= text.block_size.
+        Keys beyond the last token may be left behind, since the next pass overwrites them.
         """
         raise NotImplementedError
 
-    def in_words(self, plan, words):
-        """What sample.py prints. words: the loops and the rule of the plan."""
-        return words
+    def in_words(self, plan):
+        """What sample.py prints before the loops, the rule and the cache."""
+        return ''
 
 
 class OneByOne(Decoder):
@@ -238,14 +242,14 @@ class Drafts(Decoder):
         if self.tokens < 1:
             raise ValueError(f'drafts need at least 1 token, not {self.tokens}')
 
-    def in_words(self, plan, words):
-        return f'drafts of {self.draft_loops(plan)} checked by {words}'
+    def in_words(self, plan):
+        return f'drafts of {self.draft_loops(plan)} checked by '
 
     def widths(self, plan):
         return {1} if plan.rule else {1, 1 + self.tokens}       # the check has the plan's rule
 
     def __call__(self, model, plan, text, most):
-        # the check adds a token, for which the window and `most` need room
+        # the pass begins with the last token, and gives one token more than there are drafts
         position = text.position
         room = min(self.tokens, text.block_size - 1 - position, most - 1)
         few_loops = replace(plan, counts=[self.draft_loops(plan)] * len(plan.counts), rule=None)
@@ -258,8 +262,7 @@ class Drafts(Decoder):
         logits, results = one_pass(model, inputs, position, plan)
         checked = text.draw(logits)                     # t1, t2, t3 ...: (1, 1 + room)
 
-        # keep t1, t2 ... up to and including the first that differs from its draft. Later drafts
-        # leave keys behind the last token; they are overwritten before anything reads them
+        # keep t1, t2 ... up to and including the first that differs from its draft
         agree = (checked[:, :-1] == inputs[:, 1:]).int().cumprod(dim=1)
         kept = 1 + int(agree.sum())                     # waits for the device
         return checked[:, :kept], of_groups(results, 'steps_used', inputs)[:, :kept]
@@ -299,7 +302,7 @@ class Wave(Decoder):
     (The first token also leaves, still or not, once it has had one input for the plan's loop budget
     or longer.) In each pass a token joins at the end, while there is room. In pass 13 column 5
     turns from o to f, so in pass 14 column 6 has a new input: it keeps its states, and counts from
-    1 again (its _1; _ is a space).
+    1 again (its second _1; _ is a space). In pass 16 nobody leaves, since f is not still yet.
 
     The rule is applied to the change of a token's states from one pass to the next; the token keeps
     its last states, whatever rule.keep says. Its loop steps are all those since it joined.
@@ -310,7 +313,8 @@ class Wave(Decoder):
     width: int = 8
     steps: int = 1
     needs_cache = 'latest'
-    default_rule = 'norm_rel', 0.003    # wrote the text of 30 loops after each of 8 prompts
+    # on pretrained/text: the text of 30 loops after bench.py's eight prompts, others may differ
+    default_rule = 'norm_rel', 0.003
     trace = None
 
     def check_plan(self, model, plan):
@@ -319,13 +323,12 @@ class Wave(Decoder):
                              f'{self.width} and {self.steps}')
         # a token's input changes while it loops, so each step must read it; and the rule sees the
         # states of single tokens, not whole rows
-        looks_at_a_token = plan.rule is None or plan.rule.reads == 'readout'
-        if not (model.groups and reads_input(model) and looks_at_a_token):
+        if not (model.groups and reads_input(model) and plan.rule and plan.rule.reads == 'readout'):
             raise ValueError('a wave needs a model with recurrent groups that read their input in '
                              'every step, and a rule that reads the states of a token alone')
 
-    def in_words(self, plan, words):
-        return f'a wave of {self.width} with a budget of {words.removeprefix("at most ")}'
+    def in_words(self, plan):
+        return f'a wave of {self.width}, '
 
     def widths(self, plan):
         return {self.width}         # its passes have no rule: it applies the plan's itself
@@ -345,7 +348,7 @@ class Wave(Decoder):
         return self.leave(plan, text)
 
     def run_pass(self, model, plan, text):
-        """All columns through the model: their next states, and what they say."""
+        """All columns through the model: their next states, what they say, and their streaks."""
         inputs = torch.tensor([[column.token for column in self.columns]], device=text.idx.device)
         before = torch.stack([column.states for column in self.columns], dim=1)     # (G, w, C)
         warm_plan = replace(plan, counts=[self.steps] * len(model.groups), rule=None,
@@ -355,36 +358,32 @@ class Wave(Decoder):
         check_finite(after)
         says = text.draw(logits)[0].tolist()            # waits for the device
         for i, column in enumerate(self.columns):
+            if column.passes > 0:       # it has states from the pass before
+                value, column.memo = plan.rule.observe(before[:, i], after[:, i], column.memo,
+                                                       model.readout)
+                value = value.numpy(force=True)     # waits for the device, once a column and pass
+                plan.rule.check_value(value, after[:, i], column.passes)
+                # with a new input the state moves because the input did: no streak begins there
+                column.streak = (column.streak + 1) * (value < plan.rule.tau) * (column.age > 0)
             column.states = after[:, i]
             column.says = says[i]
             column.age += 1
             column.passes += 1
-        if plan.rule is not None:
-            self.judge(before, after, plan.rule, model.readout)
 
-    def judge(self, before, after, rule, logits_of):
-        """Apply the rule to each column: its signals (G,) raise or reset the streaks."""
-        for i, column in enumerate(self.columns):
-            value, column.memo = rule.observe(before[:, i], after[:, i], column.memo, logits_of)
-            value = value.numpy(force=True)     # waits for the device, once a column and pass
-            rule.check_value(value, after[:, i], column.passes)
-            # with a new input the state moves because the input did, so no streak begins there
-            column.streak = (column.streak + 1) * (value < rule.tau) * (column.age > 1)
-
-    def certain(self, plan):
-        """How many leading columns are certain."""
+    def n_leaving(self, plan):
+        """How many leading columns leave."""
         # what the column before says now; the first column's input is text already
         said_before = [self.columns[0].token, *(column.says for column in self.columns)]
         for n, (column, said) in enumerate(zip(self.columns, said_before)):
-            is_still = plan.rule is not None and (column.streak >= plan.rule.hits).all()
+            is_still = (column.streak >= plan.rule.hits).all()
             has_looped_enough = n == 0 and column.age * self.steps >= max(plan.counts)
             if column.token != said or not (is_still or has_looped_enough):
                 return n
         return len(self.columns)
 
     def leave(self, plan, text):
-        """The certain columns leave -> tokens and loop steps; the others get their next inputs."""
-        n = self.certain(plan)
+        """Columns leave -> their tokens and loop steps; the others get their next inputs."""
+        n = self.n_leaving(plan)
         says = [column.says for column in self.columns]
         if self.trace is not None:
             self.trace.append(dict(place=text.n_cut + text.idx.shape[1] - 1,

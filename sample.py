@@ -44,7 +44,7 @@ top_k: int | None = None    # sample among the k likeliest tokens; None = all
 length: int | None = None   # tokens (needs rotary positions); None = as in training
 damping: float | None = None    # share of the old state that a loop step keeps; None = the run's
 dataset: str | None = None  # the model's task with other knobs, such as calc:reset=0.01
-exit: str | None = None     # a rule in exits.EXITS, or MODULE:NAME; None = fixed loops
+exit: str | None = None     # of exits.EXITS, or MODULE:NAME; None = the decoder's, or fixed loops
 tau: float | None = None    # its threshold; None = see exits.choose
 wake: bool | None = None    # may a token that has exited wake? None = on a task with cache exact
 n_loop: int | list | None = None    # None = the task's; else 30 with a rule, else mean_recurrence
@@ -62,8 +62,8 @@ SKIP = 0.2      # of each start but the first: the chance that a token skips a s
 
 def plan_of(model, chosen=None, task=None, T=None):
     """
-    The knobs -> a Plan, its cache, and both in words: 'at most 30 loops, accel with tau = 1'.
-    chosen: the Decoder of a text. task: of a problem of T tokens, None = a text.
+    The knobs -> a Plan, the policy of its cache, and the plan in words: 'at most 30 loops, accel
+    with tau = 1'. chosen: the Decoder of a text. task: of a problem of T tokens, None = a text.
     """
     wakes = wake
     if wakes is None:
@@ -201,9 +201,9 @@ def write_text(model, checkpoint):
     use_one_thread(model)
     if compile:
         from compiled import compile_passes
-        print('compiling: up to a minute, in which nothing is written')
+        print('compiling: on a CPU up to a minute, in which nothing is written')
         compile_passes(model, widths)
-        # a text that nobody sees, longer than a wave: near the end of a text no wave is full
+        # a text that nobody sees compiles. It is longer than a wave: near its end no wave is full
         list(decode.stream(model, idx, 32 + max(widths), plan, chosen, policy))
     in_colour = show_steps and model.groups
     for first in range(0, num_samples, n_rows):
@@ -217,7 +217,7 @@ def write_text(model, checkpoint):
         for b in range(n_rows):
             steps = print_row(parts, b, encoding, text, in_colour)              # (n, groups)
             n_tokens += len(steps)
-            print('--- ' + chosen.in_words(plan, f'{words}, cache {policy}'))
+            print(f'--- {chosen.in_words(plan)}{words}, cache {policy}')
             if model.groups:
                 means = zip(steps.mean(dim=0).tolist(), model.config.groups)
                 print('mean loop steps: '

@@ -1,5 +1,6 @@
 """Waves: several tokens at once, against one token after another and a wave by hand."""
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -7,7 +8,7 @@ import torch
 import decode
 from cache import Span, make_cache
 from decode import OneByOne, Wave, pick
-from exits import make_exit
+from exits import Exit, make_exit
 from loops import Plan, as_noise
 
 RANDOM = dict(injection='concat_random')
@@ -29,7 +30,8 @@ def test_one_token_with_all_its_loops_is_plain_decoding(tiny, changes, n_loop, T
     plan = Plan(model.loop_counts(n_loop), noise=as_noise(1))
     draws = dict(temperature=0.7, top_k=9, seed=3)
     plain = written(model, idx, 20, plan, OneByOne(), **draws)
-    waved = written(model, idx, 20, plan, Wave(1, n_loop), **draws)
+    never = replace(plan, rule=make_exit('norm', 0))
+    waved = written(model, idx, 20, never, Wave(1, n_loop), **draws)
     assert torch.equal(plain[0], waved[0]) and torch.equal(plain[1], waved[1])
 
 
@@ -38,7 +40,7 @@ def by_hand(model, prompt, new, width, steps, rule, n_loop, seed):
     A wave within one window, token by token, each a dict: the new tokens, their loop steps, and
     what happens in each pass.
     """
-    counts = model.loop_counts(n_loop, rule is not None)
+    counts = model.loop_counts(n_loop)
     most, end = max(-(-n // steps) for n in counts), len(prompt) + new
     groups, cache = range(len(counts)), make_cache(model, counts, 'latest')
 
@@ -66,7 +68,7 @@ def by_hand(model, prompt, new, width, steps, rule, n_loop, seed):
         for i, one in enumerate(wave):
             one['age'], one['passes'] = one['age'] + 1, one['passes'] + 1
             states = [ends[g][0, i] for g in groups]
-            for g in groups if one['states'] and rule else ():
+            for g in groups if one['states'] else ():
                 value, one['memo'][g] = rule.signal(one['states'][g], states[g], one['memo'][g],
                                                     model.readout)
                 small = one['age'] > 1 and value < rule.tau
@@ -74,8 +76,7 @@ def by_hand(model, prompt, new, width, steps, rule, n_loop, seed):
             one['states'] = states
         n = 0
         while n < len(wave) and (n == 0 or wave[n]['input'] == said[n - 1]) and (
-                rule and min(wave[n]['streak']) >= rule.hits
-                or n == 0 and wave[0]['age'] >= most):
+                min(wave[n]['streak']) >= rule.hits or n == 0 and wave[0]['age'] >= most):
             made.append([wave[n]['passes'] * steps for _ in groups])
             row.append(said[n])
             n += 1
@@ -88,6 +89,14 @@ def by_hand(model, prompt, new, width, steps, rule, n_loop, seed):
     return row[len(prompt):], made, trace
 
 
+def mean_update(x0, x1, memo, logits_of):
+    """The norm of the mean of all updates, from the third on. memo: their sum and number."""
+    added = torch.cat((x1 - x0, torch.ones_like(x1[..., :1])), dim=-1)
+    memo = added if memo is None else memo + added
+    n = memo[..., -1]
+    return (memo[..., :-1].norm(dim=-1) / n).where(n > 2, math.nan), memo
+
+
 @pytest.mark.parametrize('name, tau, how', [
     ('norm', 0.5, dict(width=4, steps=1, n_loop=9)),
     ('kl', 1e-4, dict(width=9, steps=2, n_loop=12)),
@@ -98,13 +107,14 @@ def by_hand(model, prompt, new, width, steps, rule, n_loop, seed):
     # all tokens leave in one pass, and the wave starts again from one without states
     ('accel', math.inf, dict(width=3, steps=4, n_loop=4)),
     ('norm', 0, dict(width=4, steps=2, n_loop=9)),
-    (None, None, dict(width=4, steps=2, n_loop=9))])
+    ('mean_update', 0.5, dict(width=4, steps=1, n_loop=20))])
 @torch.no_grad()
 def test_a_wave_is_what_its_tokens_do(tiny, idx, name, tau, how):
-    model, rule = tiny(**RANDOM | dict(block_size=32)), make_exit(name, tau) if name else None
+    model = tiny(**RANDOM | dict(block_size=32))
+    rule = Exit(mean_update, tau) if name == 'mean_update' else make_exit(name, tau)
     for row, seed in zip(idx[:, :7], (1, 2, 3)):
         trace, expected = [], by_hand(model, row, 20, rule=rule, seed=seed, **how)
-        plan = Plan(model.loop_counts(how['n_loop'], rule is not None), rule)
+        plan = Plan(model.loop_counts(how['n_loop']), rule)
         wave = Wave(how['width'], how['steps'])
         wave.trace = trace
         tokens, steps = written(model, row[None], 20, plan, wave, temperature=0.8, seed=seed)
