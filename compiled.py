@@ -16,10 +16,10 @@ from cache import Span
 
 class Recorded:
     """
-    Passes over one cache as CUDA graphs: a setting is recorded at its second call, and later calls
-    run the same kernels for other tokens. On a GPU the host needs more time to launch the kernels
-    of a pass than the GPU to run them. A graph reads and writes the memory with which it was
-    recorded: the cache, and the tensors of that call. So nobody else may use these.
+    Passes over one cache as CUDA graphs: the host needs more time to launch the kernels of a pass
+    than a GPU to run them. A setting is recorded at its second call, and later calls run the same
+    kernels for other tokens, in the same memory: the cache, and the tensors of that call, which
+    nobody else may use. A text has a new cache in each window, so it is recorded anew there.
     """
 
     def __init__(self, run):
@@ -45,25 +45,25 @@ class Recorded:
         for mine, new in zip(memory, inputs):
             mine.copy_(new)
         graph.replay()
-        # a copy of x, since the next replay overwrites it; the counts are those of every replay
+        # the next replay overwrites x, and also e, which no decoder reads; the counts never change
         return x.clone(), [result | dict(x=result['x'].clone()) for result in results]
 
 
-def compile_passes(model, widths, **how):
-    """Replace model.hidden: passes of these widths run compiled. how: for torch.compile."""
+def compile_passes(model, widths):
+    """Replace model.hidden: passes of these widths run compiled."""
     eager = model.hidden
     if model.lm_head.weight.is_cuda:
         whole = Recorded(eager)
     else:
         # C++ in place of Python calls the kernels: a token of text takes about a fifth less time
-        how = how or dict(options={'cpp_wrapper': True})
-        whole = torch.compile(eager, dynamic=False, fullgraph=True, **how)
+        whole = torch.compile(eager, dynamic=False, fullgraph=True, options={'cpp_wrapper': True})
 
     def hidden(idx, plan):
         T = idx.shape[1]
         if plan.rule or plan.cache is None or plan.span.start == 0 or T not in widths:
             return eager(idx, plan)
-        span = Span(plan.span.start, T, idx.device, all_of=model.config.block_size)
+        T_max = next(iter(plan.cache.values())).T_max       # of all layers
+        span = Span(plan.span.start, T, idx.device, all_of=T_max)
         # without gaps, since the strides of text.last grow with the text, and a graph is compiled
         # for its strides; copies, since a recorded graph overwrites its inputs
         idx, *warm = (x.clone(memory_format=torch.contiguous_format)

@@ -3,6 +3,7 @@ Decoding: every way of feeding the tokens gives the same model, with exits and w
 """
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch._dynamo.testing import CompileCounter
 import decode
 from cache import Span
 from compiled import compile_passes
-from decode import Drafts, OneByOne, WarmStart, Wave, pick
+from decode import Decoder, Drafts, OneByOne, WarmStart, Wave, pick
 from exits import Exit, make_exit
 from loops import Plan, as_noise
 
@@ -170,6 +171,21 @@ def test_bad_input(tiny, idx, how, changes):
         tiny(**changes).generate(how.pop('idx'), how.pop('max_new_tokens'), **how)
 
 
+class Greedy(Decoder):
+    """Reads and gives three tokens, without a look at the room for them."""
+
+    def __call__(self, model, plan, text, most):
+        decode.one_pass(model, text.last.repeat(1, 3), text.position, plan)
+        return text.last.repeat(1, 3), torch.zeros(1, 3, 2)
+
+
+@pytest.mark.parametrize('T, new, message', [
+    (5, 3, 'Greedy gave more than the 2 tokens left'), (14, 9, 'a sequence of 17 tokens')])
+def test_a_decoder_that_takes_too_much_room(tiny, idx, T, new, message):
+    with pytest.raises(ValueError, match=message):
+        tiny().generate(idx[:1, :T], new, n_loop=2, decoder=Greedy())
+
+
 # compiled -----------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('decoder, cache, counts, rows, widths, graphs', [
@@ -179,12 +195,15 @@ def test_bad_input(tiny, idx, how, changes):
     (Wave(12), 'latest', [40], 1, {12}, 1),
     (WarmStart(), 4, [6], 1, {1}, 1),
     ('with a rule', 'exact', [6], 3, {1}, 0)])
-def test_compiled_texts_are_those_of_eager(tiny, decoder, cache, counts, rows, widths, graphs):
+def test_compiled_texts_are_those_of_eager(tiny, decoder, cache, counts, rows, widths, graphs,
+                                           monkeypatch):
     """Over window moves, and for another text, a setting is compiled once."""
     torch.compiler.reset()
     counter = CompileCounter()
     compiled, eager = (tiny(**SHORT, block_size=24) for _ in range(2))
-    compile_passes(compiled, widths, backend=counter)
+    to_counter = partial(torch.compile, backend=counter)
+    monkeypatch.setattr(torch, 'compile', lambda run, options, **how: to_counter(run, **how))
+    compile_passes(compiled, widths)
     rule = make_exit('norm_rel', 1e-3)
     if decoder == 'with a rule':
         decoder = OneByOne()
@@ -201,3 +220,6 @@ def test_compiled_texts_are_those_of_eager(tiny, decoder, cache, counts, rows, w
         assert_same(*texts)
         assert_same(*passes)
         assert counter.frame_count == graphs
+    # tokens that are read one by one, with a cache that is shorter than the block
+    reads = [decode.read(model, prompts, plan, 'latest') for model in (eager, compiled)]
+    torch.testing.assert_close(*reads, **CLOSE)
