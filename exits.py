@@ -55,7 +55,9 @@ def algorithm_1(f, x0, tau, k_max):
 #     memo        what the signal returned after the token's last step, None in its first one: a
 #                 tensor (..., any) in every step, or always None. If the rule wakes, a token that
 #                 falls asleep takes one step of length 0, from x to x, whose memo it has after
-#                 waking: a signal that divides by the length of the last step must survive a 0
+#                 waking: a signal that divides by the length of the last step must survive a 0,
+#                 and not be large for it: accel_hat is 1 in the first step after rest, however
+#                 short that is, so with waking it hardly rests
 #     logits_of   state (..., C) -> logits (..., V), see Exit.reads
 #     value       (...), compared with tau. NaN = not known yet, in a token's first two steps alone:
 #                 not small. A yes-or-no signal is 0 where a token may exit and 1 elsewhere, with a
@@ -126,9 +128,11 @@ class Exit:
         """The signal of a step -> its value (...) and new memo. ValueError for anything else."""
         pair = self.signal(x0, x1, memo, logits_of)
         shape = x1.shape[:-1]
-        if not isinstance(pair, tuple) or len(pair) != 2 or np.shape(pair[0]) != shape:
+        is_right = isinstance(pair, tuple) and len(pair) == 2 and np.shape(pair[0]) == shape
+        if not is_right or pair[1] is not None and np.shape(pair[1])[:len(shape)] != shape:
             raise ValueError(f"the signal of the exit rule '{self.name}' must return a pair: one "
-                             f'value for each token, {tuple(shape)}, and its memo')
+                             f'value for each token, {tuple(shape)}, and its memo, None or a '
+                             'tensor (..., any)')
         return pair
 
     def check_value(self, value, x1, evals):
@@ -152,8 +156,8 @@ def check_finite(x):
         raise ValueError('a state is NaN or infinite: the weights or the input are broken')
 
 
-# the paper's rules and their normalised forms, then a coin. To add a rule, write a signal, and a
-# line here: all scripts read this table
+# the paper's rules and their normalised forms, then a coin; paper silent on norm and kl: here they
+# keep the step that triggers. To add a rule, write a signal and a line here: all scripts read it
 EXITS = {
     'norm': Exit(norm),
     'norm_rel': Exit(norm_rel),
@@ -176,7 +180,7 @@ def loop(f, x, k_max, rule, logits_at=None, readers=None, record=None):
     f(x, k, at): step k of the tokens `at` -> their states after it (N, C). x (B T, C): the states
     of all tokens; `at` (N,) numbers those that are awake, b T + t.
     logits_at(states, at, x): the logits of the tokens `at` in these states (N, C).
-    readers(moved): who moved and who reads one of them, (B, T) -> (B, T); None = nobody wakes.
+    readers(moved): who reads a token that moved, (B, T) -> (B, T); None = nobody wakes.
     record(awake, x): called after each step with who was awake (B, T), and all states (B T, C).
 
     A token *moves* in a step unless the rule has found it still. Who moved loops in the next step.
@@ -187,9 +191,9 @@ def loop(f, x, k_max, rule, logits_at=None, readers=None, record=None):
         streak  [[0, 2, 1, 0],      moved  [[1, 0, 1, 1],      awake next  [[1, 1, 1, 1],
                  [3, 1, 2, 4]]              [0, 1, 0, 0]]                   [0, 1, 1, 0]]
 
-    The streak of a sleeping token stays. Set to 0, a token that wakes would count as moving until
-    it has had `hits` small values again; it would wake its readers, and they theirs, to the end of
-    the row, or for ever where tokens read each other.
+    The streak of a sleeping token stays. Set to 0 on waking, a token of a rule with two hits would
+    move in its first step, however small that is, and wake its readers, and they theirs: to the end
+    of the row, or for ever where tokens read each other.
     """
     B, T, C = x.shape
     x = x.reshape(B * T, C).clone()                 # the states of all tokens
@@ -209,7 +213,7 @@ def loop(f, x, k_max, rule, logits_at=None, readers=None, record=None):
 
         # who has moved loops on; if the rule wakes, so do all who read one that has
         moved = streak < rule.hits
-        next_awake = readers(moved) if readers else moved
+        next_awake = moved | readers(moved) if readers else moved
 
         # Algorithm 1 throws away the step in which a token stops; who is still, but stays awake for
         # one that it reads, keeps it
@@ -247,6 +251,9 @@ def signal_at(rule, x1, memos, at, x, logits_at):
     memo = None if memos is None else memos[at]
     logits_of = partial(logits_at, at=at, x=x) if logits_at else None
     value, memo = rule.observe(x[at], x1, memo, logits_of)
+    if (memo is None) != (memos is None) and len(at) < len(x):      # in the first step all are here
+        raise ValueError(f"the signal of the exit rule '{rule.name}' must return a memo in every "
+                         'step, or in none')
     if memo is None or memos is None:                   # no memos, or the first step of all tokens
         return value, memo
     memos[at] = memo

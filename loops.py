@@ -90,7 +90,7 @@ class FixedNoise:
         shape = group.block_size, like.shape[-1]
         key = group.index, shape, like.device
         if key not in self.tables:      # drawn on the CPU, so that all devices agree
-            seed = derived_seed(self.seed, 'state', group.index, 0)
+            seed = derived_seed(self.seed, 'state', group.index, 0)    # 0: the same noise as ever
             generator = torch.Generator().manual_seed(seed)
             self.tables[key] = truncated_noise(*shape, generator=generator).to(like.device)
         return self.tables[key][pos].expand_as(like)
@@ -257,7 +257,9 @@ class RecurrentGroup(nn.Module):
         x = self.adapter.join(x, from_e)
         for i, block in enumerate(self.core):
             x = block(x, hooks[i] if hooks else None, pos)
-        if self.norm_inside:        # Geiping 3.2: the norm n_c closes the core, in every step
+        # Geiping 3.2: the norm n_c closes the core, in every step by the text; in the published
+        # code after the last (zoo/huginn.py), and before the head once more, where ln_f stands here
+        if self.norm_inside:
             x = self.norm(x)
         if self.damping:            # not in the papers
             x = x + self.damping * (before - x)
@@ -316,8 +318,8 @@ class RecurrentGroup(nn.Module):
         cache = plan.cache or {block: KeysValues(1, T) for block in self.core}
 
         attention = self.core[0].attn           # all blocks of a core read alike
-        # exact for cores of one layer, as in pretrained/calc. With two, news travels two windows a
-        # step; a token in the second window wakes a step later, once one in the first has moved
+        # `readers` knows one layer. With a window and a core of two, a token's news reaches two
+        # windows in a step; who stands in the second wakes later, once one in the first has moved
         readers = attention.readers if plan.rule.wake else None
         # to compute the awake alone is cheaper if each reads few, and needs the one slot made above
         if attention.reads_few(T) and plan.cache is None:
@@ -326,8 +328,6 @@ class RecurrentGroup(nn.Module):
             step_all = self.map_of_all(e, plan.span, cache)
 
             def f(x, k, at):        # computes all; the cache wants a mask, and keeps keys by it
-                if len(at) == B * T:
-                    return step_all(x.view(B, T, C), k).flatten(0, 1)
                 awake = torch.zeros(B * T, dtype=torch.bool, device=x.device)
                 awake[at] = True
                 return step_all(x.view(B, T, C), k, awake.view(B, T)).flatten(0, 1)[at]

@@ -46,7 +46,7 @@ class GPTConfig:
     bptt_k: int = 8                 # gradients through the last loop steps (Geiping 3.3)
     injection: str = 'concat'       # how e enters, see loops.INJECTIONS; concat_random: the paper's
     x0: str = 'noise'               # a group's first state: 'noise' (Geiping), 'zero' or 'e'
-    norm_inside: bool = True        # the core's norm in every step (Geiping); False: after the last
+    norm_inside: bool = True        # the core's norm in every step; False: after the last, see step
     damping: float = 0.0            # share of the old state that a step keeps, see RecurrentGroup
     pos: str = 'learned'            # positions: 'learned' (the paper), 'rotary', 'none'
     rope_base: float = 10000.0      # rotary: the slowest pair turns by about 1 / base a token
@@ -136,9 +136,9 @@ class CausalSelfAttention(nn.Module):
     Each token reads all tokens up to itself, or the last `window` of them.
 
     A subclass can override each of its three steps alone: queries_keys_values, bring_in and attend.
-    To let tokens read other places than a window, override `near`, `readers` and `reads_few`; if
-    these places have scores, `bias`; for speed, `within_window`. RoomAttention in zoo/maze.py does
-    all of this.
+    To let tokens read other places than a window, override `near`, `readers` (the same
+    the other way round, which nothing checks) and `reads_few`; if these places have scores, `bias`.
+    RoomAttention in zoo/maze.py does all of this.
     """
 
     def __init__(self, config):
@@ -174,16 +174,16 @@ class CausalSelfAttention(nn.Module):
 
     def bring_in(self, kv, hook=None, pos=None):
         """
-        Keys and values of the new tokens -> those that they read, with what the cache and the
-        window bring in, in one of two layouts, and a mask:
+        Keys and values of the new tokens -> those that they read, and a mask. Without a window:
+        all in the cache, and its mask; with one: the last few of these, and the window's mask; for
+        the awake alone (update_some) they come gathered, and stay. There are two layouts:
 
             kv (B, end, 2, H, D)        of all tokens; mask (T, end), None = causal
             kv (B, T, W, 2, H, D)       gathered for each token; mask (T, W): which are there
         """
         kv, mask = (kv, None) if hook is None else hook(kv)
         end = kv.shape[1]
-        is_gathered = kv.dim() == 6                     # by update_some
-        if self.reads_few(end) and not is_gathered:     # the window's mask replaces the cache's
+        if self.reads_few(end) and kv.dim() == 5:       # not gathered yet
             pos = torch.arange(end, device=kv.device) if pos is None else pos
             kv, mask = self.within_window(kv, pos)
         return kv, mask
@@ -227,7 +227,7 @@ class CausalSelfAttention(nn.Module):
         """What tokens at pos (T,) read of kv (B, end, 2, H, D), and a mask, see bring_in."""
         end = kv.shape[1]
         near = self.near(pos)                                                   # (T, window)
-        if end > LONG * near.shape[1]:
+        if end > LONG * near.shape[1] or torch.is_tensor(self.bias()):      # scores need the second
             return kv[:, near.clamp(min=0)], near >= 0
         # a column more, for the places that are not there
         mask = torch.zeros(len(pos), end + 1, dtype=torch.bool, device=kv.device)
@@ -419,13 +419,14 @@ class GPT(nn.Module):
 
         n_loop: loop budget, an int for all groups or one for each. None = a draw while training,
         otherwise mean_recurrence, or 30 with an exit rule. exit: a rule of exits.make_exit, or its
-        name, see exits.choose; n_loop is then its k_max. noise_seed: of x^(0) in evaluation; or a
-        noise, see loops.as_noise. trace: a list, to which each group appends its results, see
+        name, which never wakes (to wake: choose(name, wake=True, rows=model.exit_rows)[0] of
+        exits.py); n_loop is then its k_max. noise_seed: of x^(0) in evaluation; or a noise, see
+        loops.as_noise. trace: a list, to which each group appends its results, see
         RecurrentGroup.forward, without gradients. keep_states: with a rule, record the states of
         all steps, too (without one they always are). ValueError if T > block_size or n_loop does
         not fit the groups.
         """
-        rule, _, _ = choose(exit, policy='exact', rows=self.exit_rows)
+        rule, _, _ = choose(exit, policy='exact', rows=self.exit_rows)      # tau: of exits.json
         plan = Plan(self.loop_counts(n_loop, rule is not None), rule,
                     as_noise(noise_seed, self.training), Span(0, idx.shape[1], idx.device),
                     keep_states=trace is not None and (rule is None or keep_states))

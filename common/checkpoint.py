@@ -24,7 +24,7 @@ import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from common.configurator import plain
-from common.errors import OWN_FILE, check, explain
+from common.errors import check, explain
 from common.files import ROOT, new_file, read_json, sha256_of
 
 
@@ -74,7 +74,8 @@ def class_of(name, named=False):
     """
     module, _, attribute = name.partition(':')
     check(named or module == 'model' or module.startswith('zoo.') or module in sys.modules,
-          f'the class of the model is {name}, which is not loaded: {OWN_FILE}')
+          f'the class of the model is {name}, which is not loaded: if it is yours, name its file, '
+          f'{module.replace(".", "/")}.py, after the script')
     with explain(f"cannot import the model class '{name}'",
                  'write MODULE:CLASS, a subclass of model.GPT such as zoo.ouro:Ouro'):
         cls = getattr(import_module(module), attribute)

@@ -208,12 +208,25 @@ def test_a_broken_model_is_an_error(rule, broken):
     (lambda x0, x1, memo, logits_of: (torch.tensor(0.0), None), 'one value for each token'),
     (lambda x0, x1, memo, logits_of: (x1, None), 'one value for each token'),
     (lambda x0, x1, memo, logits_of: x1[..., 0], 'a pair'),
+    (lambda x0, x1, memo, logits_of: (x1[..., 0], x1[0]), 'its memo'),
     (lambda x0, x1, memo, logits_of: (x1[..., 0] * math.nan, None), 'NaN after three')])
 def test_a_wrong_signal_is_named(signal, message):
     rule = Exit(signal, name='mine')
     with pytest.raises(ValueError, match=message) as error:
         loop(lambda x, k: x + 1, torch.zeros(1, 3, 2), 9, rule)
     assert "'mine'" in str(error.value)
+
+
+@pytest.mark.parametrize('first', [True, False])
+def test_a_memo_in_some_steps_alone_is_named(first):
+    """In the first step or in later ones: memos of the awake must not pass for those of all."""
+    def signal(x0, x1, memo, logits_of):
+        is_first = len(x1) == 3         # one of the three exits in it
+        return x1[..., 0], x1 if is_first == first else None
+
+    rule = Exit(signal, tau=2, name='mine')
+    with pytest.raises(ValueError, match="'mine' must return a memo in every step"):
+        loop(lambda x, k: x + 1, torch.tensor([[[0.0], [2.0], [3.0]]]), 9, rule)
 
 
 def test_random_exits_after_one_over_tau_steps_on_average():

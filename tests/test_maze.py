@@ -116,7 +116,7 @@ def test_attention_is_a_softmax_over_the_rooms_next_door(model):
                 bias[:, room, place] = attention.direction.view(5, 4)[direction]
     scores = q @ k.mT / 2 + bias
     y = (scores.softmax(-1) @ v).transpose(1, 2).reshape(2, 36, 16)
-    torch.testing.assert_close(attention(x), attention.c_proj(y))
+    torch.testing.assert_close(attention(x), attention.c_proj(y))       # in a row of few windows
 
 
 @pytest.mark.parametrize('name, damping', [('accel', 0.0), ('norm_rel', 0.0), ('norm_rel', 0.3)])

@@ -67,7 +67,7 @@ def test_a_token_sleeps_and_wakes_by_hand():
 
     rule = replace(make_exit('accel', 1.0, wake=True), signal=signal)       # keep=False
     x, used, evals = loop(f, torch.zeros(1, 3, 1), 7, rule, readers=lambda moved: (
-        moved | np.pad(moved, ((0, 0), (1, 0)))[:, :-1]))
+        np.pad(moved, ((0, 0), (1, 0)))[:, :-1]))           # who moved is awake, whatever this says
     assert awake == [[0, 1, 2], [0, 1, 2], [1, 2], [1, 2], [2], [2]]
     assert evals.tolist() == [[2, 4, 6]]
     # who falls asleep throws that step away
