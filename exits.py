@@ -56,8 +56,7 @@ def algorithm_1(f, x0, tau, k_max):
 #                 tensor (..., any) in every step, or always None. If the rule wakes, a token that
 #                 falls asleep takes one step of length 0, from x to x, whose memo it has after
 #                 waking: a signal that divides by the length of the last step must survive a 0,
-#                 and not be large for it: accel_hat is 1 in the first step after rest, however
-#                 short that is, so with waking it hardly rests
+#                 and not be large then (accel_hat is 1 for any step, so it hardly rests again)
 #     logits_of   state (..., C) -> logits (..., V), see Exit.reads
 #     value       (...), compared with tau. NaN = not known yet, in a token's first two steps alone:
 #                 not small. A yes-or-no signal is 0 where a token may exit and 1 elsewhere, with a

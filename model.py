@@ -422,9 +422,8 @@ class GPT(nn.Module):
         name, which never wakes (to wake: choose(name, wake=True, rows=model.exit_rows)[0] of
         exits.py); n_loop is then its k_max. noise_seed: of x^(0) in evaluation; or a noise, see
         loops.as_noise. trace: a list, to which each group appends its results, see
-        RecurrentGroup.forward, without gradients. keep_states: with a rule, record the states of
-        all steps, too (without one they always are). ValueError if T > block_size or n_loop does
-        not fit the groups.
+        RecurrentGroup.forward, without gradients. keep_states: record all states with a rule, too;
+        without one they always are. ValueError if T > block_size or n_loop does not fit the groups.
         """
         rule, _, _ = choose(exit, policy='exact', rows=self.exit_rows)      # tau: of exits.json
         plan = Plan(self.loop_counts(n_loop, rule is not None), rule,
