@@ -136,8 +136,8 @@ class CausalSelfAttention(nn.Module):
     Each token reads all tokens up to itself, or the last `window` of them.
 
     A subclass can override each of its three steps alone: queries_keys_values, bring_in and attend.
-    To let tokens read other places than a window, override `near`, `readers` (the same
-    the other way round, which nothing checks) and `reads_few`; if these places have scores, `bias`.
+    To let tokens read other places than a window, override `near`, `readers` (the same the
+    other way round, which nothing checks) and `reads_few`; if these places have scores, `bias`.
     RoomAttention in zoo/maze.py does all of this.
     """
 
@@ -227,7 +227,7 @@ class CausalSelfAttention(nn.Module):
         """What tokens at pos (T,) read of kv (B, end, 2, H, D), and a mask, see bring_in."""
         end = kv.shape[1]
         near = self.near(pos)                                                   # (T, window)
-        if end > LONG * near.shape[1] or torch.is_tensor(self.bias()):      # scores need the second
+        if end > LONG * near.shape[1] or torch.is_tensor(self.bias()):      # scores need this
             return kv[:, near.clamp(min=0)], near >= 0
         # a column more, for the places that are not there
         mask = torch.zeros(len(pos), end + 1, dtype=torch.bool, device=kv.device)
