@@ -19,15 +19,40 @@ const NOUNS = {
   name: cell => `row ${Math.floor(cell / board.n) + 1}, column ${cell % board.n + 1}` +
     (board.clues[cell] ? ', a clue' : ''),
   before: 'In each loop every candidate at work says how sure it is that it is right.',
+  likely: 'How sure each candidate is, in %',
 };
-// A place is a cell; its answers are the digits, each as likely as its candidate says.
+// A place is a cell; its answers are the digits, each as likely as its candidate says. A cell is
+// decided if the model says yes to one candidate alone. Unless a search finds one solution, a digit
+// is wrong if it stands twice in a unit.
 const ANSWERS = {
   words: () => [...DIGITS].slice(0, board.n),
   tokens: cell => candidates(cell),
   likely: ({logits}, cell) =>
     candidates(cell).map(t => 1 / (1 + Math.exp(logits[2 * t] - logits[2 * t + 1]))),
+  best: p => p.filter(value => value > .5).length === 1 ? argmax(p) : undefined,
+  is_wrong(step, cell, digit) {
+    const {right} = pass.labels[cell];
+    if (right.length || board.clues[cell]) return right.length > 0 && !right.includes(digit);
+    const {of, members} = units_of(board.n);
+    const cells = of[cell * board.n + digit].slice(1).flatMap(unit => members[unit])
+      .map(t => Math.floor(t / board.n));
+    return cells.some(other => other !== cell && digit ===
+      (board.clues[other] ? board.clues[other] - 1 : this.best(this.likely(step, other))));
+  },
+  score(view) {
+    const open = view.filter((_, cell) => !board.clues[cell]);
+    const n_decided = open.filter(({best}) => best !== undefined).length;
+    const n_wrong = open.filter(({is_wrong}) => is_wrong).length;
+    const words = `${n_decided} of ${count(open.length, NOUNS.answer)} decided`;
+    if (pass.labels.some(({right}) => right.length))
+      return `${words}, ${n_decided - n_wrong} right`;
+    if (n_wrong) return `${words}, ${count(n_wrong, 'digit')} against the rules (red)`;
+    return n_decided < open.length ? words : `${words}, a solution: it keeps all rules`;
+  },
 };
 let board = null;
+let standing = '';                      // the line that says what a search has found of the board
+let cleared = '';                       // the board that was taken away by *clear all*
 
 const candidates = cell => Array.from({length: board.n}, (_, digit) => cell * board.n + digit);
 
@@ -86,24 +111,15 @@ function solutions_of({n, clues}) {
       left[unit] = DONE;
     }
   }
-  // Go on at the unit with the fewest candidates.
-  function search(state) {
-    const {open, left} = state;
-    for (;;) {
-      if (++nodes > MOST_NODES || found.length === 2) return;
-      const fewest = left.reduce((best, count, unit) => count < left[best] ? unit : best, 0);
-      const choices = members[fewest].filter(t => open[t]);
-      if (left[fewest] === DONE) return found.push(open);
-      if (left[fewest] === 0) return;
-      if (left[fewest] > 1) {
-        for (const t of choices) {
-          const branch = {open: open.slice(), left: left.slice()};
-          choose(t, branch);
-          search(branch);
-        }
-        return;
-      }
-      choose(choices[0], state);
+  // Go on at the unit with the fewest candidates; where it has none, there is no way.
+  function search({open, left}) {
+    if (++nodes > MOST_NODES || found.length === 2) return;
+    const fewest = left.reduce((best, count, unit) => count < left[best] ? unit : best, 0);
+    if (left[fewest] === DONE) found.push(open);
+    else for (const t of members[fewest].filter(t => open[t])) {
+      const branch = {open: open.slice(), left: left.slice()};
+      choose(t, branch);
+      search(branch);
     }
   }
   const state = {open: new Uint8Array(n ** 3).fill(1), left: new Uint8Array(4 * n * n).fill(n)};
@@ -152,9 +168,9 @@ function look_up(board) {
     !clue ? OPEN : clue === digit + 1 ? GIVEN : RULED_OUT));
   const solutions = solutions_of(board);
   const only = solutions?.length === 1 && solutions[0];
-  const notices = ['This board has no solution.', '', 'This board has several solutions.'];
-  put($('notice'), notices[solutions?.length] ?? 'A search did not find out in ' +
-    `${MOST_NODES.toLocaleString('en')} steps whether this board has one solution.`);
+  const found = {0: 'finds no solution', 2: 'finds several solutions'}[solutions?.length];
+  standing = only ? '' : `A search of this board ${found ?? 'gives up'}. The model is not told.`;
+  put($('notice'), standing);
   return [ids, clues.map((clue, cell) => ({right: only && !clue ? [only[cell] - 1] : []}))];
 }
 
@@ -177,20 +193,28 @@ function take(new_text) {
 // The board as text, unless that is being typed; and a button for each digit.
 function show_board() {
   if (document.activeElement !== $('text')) $('text').value = text;
-  if ($('pad').children.length === board.n + 2) return;
-  const button = (word, onclick) => Object.assign(make('button', {type: 'button'}, word), {onclick});
-  $('pad').replaceChildren(
+  const button = (word, onclick) => Object.assign(make('button', {}, word), {onclick});
+  if ($('pad').children.length !== board.n + 2) $('pad').replaceChildren(
     ...ANSWERS.words().map((word, digit) => button(word, () => set_clue(digit + 1))),
     button('clear', () => set_clue(0)),
-    button('clear all', () => {
-      take('.'.repeat(board.n ** 2));
-      stop();                           // it waits until the reader plays it
-    }));
+    button('', clear_all));
+  put($('pad').lastChild, can_undo() ? 'undo' : 'clear all');
+}
+
+// Take all clues away, or bring them back. The board waits until the reader plays it.
+const can_undo = () => !board.clues.some(Boolean) && cleared.length === board.clues.length;
+function clear_all() {
+  const wanted = can_undo() ? cleared : '.'.repeat(board.clues.length);
+  cleared = text_of(board);
+  set('noise', 1);
+  take(wanted);
+  stop();
 }
 
 // Give the chosen cell a clue, or open it (0), and go on from the states that are there.
 function set_clue(digit) {
   const clues = board.clues.with(chosen, digit);
+  if (digit === board.clues[chosen]) return put($('notice'), standing);
   try {
     check_rules({...board, clues});
   } catch ({message}) {
@@ -211,8 +235,7 @@ function draw_picture(view) {
   const {n, h, w, clues} = board;
   const width = clear_square();
   size = width / n;
-  const colours = colours_of('room', 'cut-off', 'wall', 'arrow', 'wrong', 'chosen', 'least',
-    'most');
+  const colours = colours_of_square();
   pen.textAlign = 'center';
   pen.textBaseline = 'middle';
   view.forEach((seen_of_cell, cell) => {
@@ -225,16 +248,12 @@ function draw_picture(view) {
     draw_work(cell, left, top, colours);
     if (seen_of_cell.p) draw_answer(cell, seen_of_cell, left, top, colours);
   });
-  pen.strokeStyle = colours.wall;
+  pen.fillStyle = colours.wall;
   for (let line = 0; line <= n; line++) {
     const place = between(1, line * size, width - 1);
-    for (const [every, ...ends] of [[h, 0, place, width, place], [w, place, 0, place, width]]) {
-      pen.lineWidth = line % every ? .6 : 2.5;
-      pen.beginPath();
-      pen.moveTo(...ends.slice(0, 2));
-      pen.lineTo(...ends.slice(2));
-      pen.stroke();
-    }
+    const [across, down] = [h, w].map(every => line % every ? .6 : 2.5);
+    pen.fillRect(0, place - across / 2, width, across);
+    pen.fillRect(place - down / 2, 0, down, width);
   }
   pen.strokeStyle = colours.chosen;
   pen.lineWidth = 3;
@@ -265,13 +284,14 @@ function draw_work(cell, left, top, colours) {
   }
 }
 
-// One digit if the model says yes to it alone, or if there is no room for marks; or else the marks
-// of all, as strong as it believes in them.
+// A digit if the cell is decided, or the likeliest if there is no room for marks; or else the marks
+// of all, as strong as the model believes in them.
 function draw_answer(cell, {p, best, is_wrong}, left, top, colours) {
   const ink = is_wrong ? colours.wrong : colours.arrow;
-  pen.globalAlpha = p[best];
-  if (!has_marks(cell) || p.filter(value => value > .5).length === 1)
-    write(best, left + size / 2, top + size / 2, .62, ink);
+  const digit = best ?? argmax(p);
+  pen.globalAlpha = p[digit];
+  if (!has_marks(cell) || best !== undefined)
+    write(digit, left + size / 2, top + size / 2, .62, ink);
   else p.forEach((value, digit) => {
     const [x, y] = place_of_mark(digit);
     pen.globalAlpha = .1 + .9 * value;
@@ -288,12 +308,14 @@ function write(digit, x, y, share, style, weight = '') {
 
 // what a reader does ------------------------------------------------------------------------------
 
-canvas.onclick = ({offsetX, offsetY}) => {
-  const [column, row] = [offsetX, offsetY].map(
-    place => between(0, Math.floor(place / size), board.n - 1));
-  chosen = row * board.n + column;
+// The line of a refused clue goes; that of a text which is no board stays beside it.
+function choose(row, column) {
+  chosen = between(0, row, board.n - 1) * board.n + between(0, column, board.n - 1);
+  if ($('text').value === text) put($('notice'), standing);
   draw();
-};
+}
+canvas.onclick = ({offsetX, offsetY}) =>
+  choose(Math.floor(offsetY / size), Math.floor(offsetX / size));
 canvas.onkeydown = event => {
   const {n} = board;
   const [row, column] = [Math.floor(chosen / n), chosen % n];
@@ -302,8 +324,7 @@ canvas.onkeydown = event => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (moves[event.key]) {
     const [down, right] = moves[event.key];
-    chosen = between(0, row + down, n - 1) * n + between(0, column + right, n - 1);
-    draw();
+    choose(row + down, column + right);
   } else if (event.key === ' ') $('play').click();
   else if (['0', '.', 'Backspace', 'Delete'].includes(event.key)) set_clue(0);
   else if (event.key.length === 1 && digit) set_clue(digit);
@@ -312,12 +333,13 @@ canvas.onkeydown = event => {
 };
 canvas.tabIndex = 0;
 canvas.setAttribute('role', 'application');
-canvas.setAttribute('aria-label', 'a board; arrow keys choose a cell, a digit makes it a clue, ' +
-  'Backspace opens it, space plays');
+canvas.setAttribute('aria-label', 'a board; arrows choose a cell, digits change it, space plays');
 $('text').oninput = async () => {
   const typed = $('text').value;
   await pause(400);                     // a board is read when the typing pauses
-  if ($('text').value !== typed || typed === text) return;
+  if ($('text').value !== typed) return;
+  if (typed === text) return put($('notice'), standing);
+  set('noise', 1);
   if (take(typed)) present();
 };
 start();

@@ -322,7 +322,7 @@ def test_mazes_in_which_the_goal_moves_and_a_wall_opens(pages):
         const after_one = at_work();
         move_goal(old);
         const paused = [after_one > 90, at_work() > 90, shown];
-        await finish();
+        await play(true);
         return [words, goal, ...after_clicks, by_keys, [...paused, seen_at_end().n_wrong]];""")
     words = [word % 16 + 16 * (room == goal) for room, word in enumerate(words)]
     assert after_goal[0] == words and 0 < after_goal[1] < 100 and after_goal[2] == 0
