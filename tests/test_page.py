@@ -314,6 +314,7 @@ def test_mazes_in_which_the_goal_moves_and_a_wall_opens(pages):
         const by_keys = [chosen, maze.goal, maze.doors[chosen] ^ doors];
 
         // a goal that moves and comes back while the page is paused: who was at work works on
+        await drawn;
         const at_work = () => pass.ids.filter((_, t) => seen(t).is_awake).length;
         take(R.start);
         step();
@@ -360,14 +361,35 @@ def test_boards_are_typed_and_clues_change(pages):
         const rival = board.clues.slice(0, board.n).find(clue => clue);
         $('pad').children[rival - 1].click();
         const is_refused = board.clues[chosen] === 0 && $('notice').textContent !== '';
-        chosen = cell;
+        choose(Math.floor(cell / board.n), cell % board.n);
+        const is_over = $('notice').textContent === '' && chosen === cell;
         press(canvas, 'Backspace');
         const is_back = `${board.clues}` === `${clues}`;
-        // an empty board waits for its clues
+        // a run goes on with the board that has changed, and a digit that is there changes nothing
+        const goes_on = player !== null;
+        await drawn;
+        const n = n_steps();
+        press(canvas, 'Backspace');
+        const stays = at_end() && n_steps() === n;
+        // an empty board waits for its clues, and the full one comes back
+        $('pad').lastChild.click();
+        $('pad').lastChild.click();
+        const is_undone = `${board.clues}` === `${clues}`;
         $('pad').lastChild.click();
         press(canvas, '2');
-        return [is_set, n_woken > 0, is_refused, is_back, text === '2' + '.'.repeat(15), shown];
-        """) == [True] * 5 + [0]
+        return [is_set, n_woken > 0, is_refused, is_over, is_back, goes_on, stays, is_undone,
+            text === '2' + '.'.repeat(15), shown];
+        """) == [True] * 9 + [0]
+
+    # without one solution, digits are wrong that stand twice in a unit: 3 in a row, 2 beside a clue
+    assert ask(pages['sudoku'], """
+        await type('2' + '.'.repeat(15));
+        const p = new Float32Array(128).map((_, i) => i % 2 ? -9 : 9);          // no, 64 times
+        for (const [cell, digit] of [[1, 3], [3, 3], [4, 2], [14, 2], [15, 4]])
+            p.set([-9, 9], 2 * (4 * cell + digit - 1));
+        const view = pass.labels.map((_, cell) => seen(cell, {logits: p, awake: []}));
+        return [[...view.keys()].filter(cell => view[cell].is_wrong), ANSWERS.score(view)];
+        """) == [[1, 3, 4], '5 of 15 open cells decided, 3 digits against the rules (red)']
 
 
 # the file -----------------------------------------------------------------------------------------
