@@ -45,9 +45,9 @@ import numpy as np
 import torch
 
 import tasks
-from common.configurator import Count, Positive
+from common.configurator import Count, Positive, configure
 from common.encoding import EOT, STORED, open_encoding, train_bpe
-from common.errors import OWN_FILE, check, did_you_mean, explain
+from common.errors import OWN_FILE, check, did_you_mean, explain, run
 from common.files import ROOT, read_json, sha256_of, write_json
 
 # --------------------------------------------------------------------------------------------------
@@ -333,7 +333,5 @@ def main():
 
 
 if __name__ == '__main__':
-    from common.configurator import configure
-    from common.errors import run
     configure(globals(), positional='name')
     run(main)
