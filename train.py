@@ -331,10 +331,7 @@ def save(run, name):
 
 
 def iterate(run, stop_signals):
-    """
-    The iterations that are left -> has a signal stopped them? An evaluation comes before the step
-    of its iteration.
-    """
+    """The iterations that are left -> has a signal stopped them?"""
     if compile or compile is None and run.dev.startswith('cuda'):
         compile_layers(run.model)
     size = sum(p.numel() for p in run.model.parameters())
@@ -386,7 +383,16 @@ def iterate(run, stop_signals):
         run.done = it + 1
         steps.append((time.perf_counter() - began, n_tokens))
         if it % log_interval == 0 or it == max_iters - 1:
-            report(log, it, loss, norm, n_loop, steps)
+            seconds, n_tokens = map(sum, zip(*steps))
+            dt = seconds / len(steps)
+            speed = n_tokens / seconds
+            loops = '/'.join(map(str, n_loop))
+            if log:
+                log.add(dict(iter=it, loss=f'{loss:.5f}', lr=f'{lr_at(it):.3e}',
+                             grad_norm=f'{norm:.4f}', loops=loops, dt_ms=f'{1e3 * dt:.1f}',
+                             tokens_per_s=f'{speed:.0f}'))
+            say(f'iter {it}: loss {loss:.3f}, loops {loops or "none"}, {1e3 * dt:.0f} ms, '
+                f'{speed / 1e3:.1f}k tok/s, {(max_iters - it - 1) * dt:.0f} s left')
             steps.clear()
         if stops:
             save(run, 'ckpt.pt')
@@ -395,19 +401,6 @@ def iterate(run, stop_signals):
             return True
     # a signal after the last step, while it was evaluated
     return distributed.add_up(torch.tensor(len(stop_signals), device=run.dev)).item() > 0
-
-
-def report(log, it, loss, norm, n_loop, steps):
-    """A row of the log, and a line. steps: (seconds, tokens) of each step since the last row."""
-    seconds, n_tokens = map(sum, zip(*steps))
-    dt = seconds / len(steps)
-    speed = n_tokens / seconds
-    loops = '/'.join(map(str, n_loop))
-    if log:
-        log.add(dict(iter=it, loss=f'{loss:.5f}', lr=f'{lr_at(it):.3e}', grad_norm=f'{norm:.4f}',
-                     loops=loops, dt_ms=f'{1e3 * dt:.1f}', tokens_per_s=f'{speed:.0f}'))
-    say(f'iter {it}: loss {loss:.3f}, loops {loops or "none"}, {1e3 * dt:.0f} ms, '
-        f'{speed / 1e3:.1f}k tok/s, {(max_iters - it - 1) * dt:.0f} s left')
 
 
 # log and evaluation -------------------------------------------------------------------------------
