@@ -198,8 +198,6 @@ class Settings:
         sys.stdout.flush()
 
 
-# a choice with arguments --------------------------------------------------------------------------
-
 def build(call, table, what):
     """
     'calc:p=7,reset=0.1' -> table['calc'](p=7, reset=0.1); plain 'calc' -> table['calc']().

@@ -4,8 +4,6 @@ The device, the processes of a training run, and the signals that stop it.
 torchrun starts several processes. All draw the same random numbers, and each takes its own rows of
 the batch, so their number changes rounding alone. There is one exception: where rows have different
 numbers of labels, each process's mean counts the same.
-
-RANK is this process's number, and WORLD how many there are.
 """
 import os
 import signal
@@ -18,8 +16,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from common.errors import explain
 
-WORLD = int(os.environ.get('WORLD_SIZE', 1))
-RANK = int(os.environ.get('RANK', 0)) if WORLD > 1 else 0
+WORLD = int(os.environ.get('WORLD_SIZE', 1))                        # how many processes
+RANK = int(os.environ.get('RANK', 0)) if WORLD > 1 else 0           # the number of this one
 
 
 def pick_device(device='auto', dtype='auto'):

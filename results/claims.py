@@ -53,8 +53,6 @@ def print_geometry():
         run='', iteration='', tenth='', cosines='', noise='.1f', first='.1f', last='.1f'))
 
 
-# exit rules ---------------------------------------------------------------------------------------
-
 def rules_of_runs():
     """{(run, rule): its rows of claims.csv by tau}; fixed loops have tau = 1 / loops."""
     rules = {}
@@ -118,8 +116,6 @@ def span(values, digits):
     low, high = (f'{value:z.{digits}f}' for value in (min(values), max(values)))    # z: no -0
     return low if low == high else f'{low} to {high}'
 
-
-# loops --------------------------------------------------------------------------------------------
 
 def print_loops():
     rows = []

@@ -2,8 +2,6 @@
 The figures of the pages, from the CSVs of this folder.
 
     python -m results.figures       assets/deeper.png, assets/awake.png, assets/loops.png
-
-awake.png shows one problem that the model in pretrained/calc solves; the others show the CSVs.
 """
 import numpy as np
 import torch
@@ -90,7 +88,7 @@ def costs(seed):
 
 @torch.no_grad()
 def awake(path):
-    """Who is awake in one problem: tokens (across) by loop steps (down)."""
+    """Who is awake in a problem that pretrained/calc solves: tokens (across) by loop steps."""
     x, _, _ = Calc(reset=0.02)(np.random.default_rng(1), 1, 192)
     model = GPT.load('pretrained/calc', length=192)
     trace = []

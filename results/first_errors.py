@@ -39,10 +39,7 @@ path: str | None = None     # of a CSV, a row for each problem
 
 
 def first_errors(x, y, guesses, setters):
-    """
-    The places of the first errors (N,), one of each chain that has wrong answers. setters: the
-    words with which a chain begins.
-    """
+    """Where the first error of each chain is (N,). setters: the words that begin a chain."""
     chain = np.isin(x[0], setters).cumsum()
     wrong = np.flatnonzero((guesses != y)[0])
     _, firsts = np.unique(chain[wrong], return_index=True)
