@@ -9,29 +9,39 @@ from conftest import digest, finished, refused
 import data
 import tasks
 from common.evaluation import spread
+from results.hop_and_group import Hop
 
 
 def made(text, rows=200, T=24):
     return tasks.Problems(text).make(np.random.default_rng(0), rows, T)
 
 
-@pytest.mark.parametrize('text', ['calc:p=2,reset=1', 'calc:p=11,reset=0.04'])
+@pytest.mark.parametrize('text', [
+    'calc:p=2,reset=1', 'calc:p=11,reset=0.04', 'hop', 'hop:letters=2,hops=0',
+    'hop:letters=26,hops=7', 'hop:letters=3,hops=30', 'group:name=S5', 'group:reset=0'])
 def test_labels_are_the_oracles(text):
     problems = tasks.Problems(text)
     problems.check_fits(24)
-    x, y, _ = made(text)
+    x, y, depth = made(text)
     assert problems.wrong_rows(x, y) == []
+    if text == 'hop':       # the depth is p where the whole chain exists, and at most p elsewhere
+        p, whole = np.tile(x[:, :1] - 5, (1, 23)), y[:, 1:] != 4
+        assert (depth[:, 1:] <= p).all() and (depth[:, 1:][whole] == p[whole]).all()
     y[7, 23] = (y[7, 23] + 1) % problems.vocab_size
     assert problems.wrong_rows(x, y) == [7]
 
 
-def test_problems_never_change():
-    """Recorded: 50 problems of seed 0, those held out, and what a checkpoint stores of the task."""
-    problems = tasks.Problems('calc')
-    assert digest(made('calc', rows=50)) == '49d31bf7e80d'
-    assert digest(problems.all_held_out(24)) == 'f34c6ff5e13e'
-    assert problems.sha256[:12] == '566481fb9ce7'
-    assert problems.tokenizer == tasks.Problems('calc:reset=0.1').tokenizer == 'calc:p=5'
+# recorded: 50 problems of seed 0, those held out, and what a checkpoint stores of the task
+@pytest.mark.parametrize('text, T, drawn, held_out, sha256, tokenizer', [
+    ('calc', 24, '49d31bf7e80d', 'f34c6ff5e13e', '566481fb9ce7', 'calc:p=5'),
+    ('hop', 40, '4b8a1e946c7f', '9807c1ab4f86', '2e63756254f6', 'hop:letters=4,hops=4'),
+    ('group', 24, '2220a3966240', '85c357830761', '090d54813219', 'group:name=S3'),
+    ('group:name=S5', 24, '967eb3477bd8', 'ed491e832c57', '07c1a9b79fe4', 'group:name=S5')])
+def test_problems_never_change(text, T, drawn, held_out, sha256, tokenizer):
+    problems = tasks.Problems(text)
+    assert digest(made(text, 50, T)) == drawn
+    assert digest(problems.all_held_out(T)) == held_out
+    assert (problems.sha256[:12], problems.tokenizer) == (sha256, tokenizer)
 
 
 def test_calc_by_hand():
@@ -39,6 +49,17 @@ def test_calc_by_hand():
     assert tasks.Calc().oracle('=4 *3 +2 =1 *4'.split()) == ['=4', '=2', '=4', '=1', '=4']
     sets = np.array([[True, False, False, True, False]])
     assert tasks.steps_since(sets).tolist() == [[0, 1, 2, 0, 1]]
+
+
+def test_hop_and_group_by_hand():
+    """b a c b a: from the last a back to the a before it, one on to c; c has none before it."""
+    assert Hop().oracle(list('1bacba')) == [None, '-', '-', '-', 'a', 'c']
+    assert Hop().oracle(list('2bacba')) == [None, '-', '-', '-', '-', '-']
+    problems = tasks.Problems('group')
+    _, y = problems.solve('=021 102 =120')
+    assert problems.encoding.decode(y[0]) == '021 201 120'
+    with pytest.raises(ValueError):
+        problems.solve('=021 201 a')
 
 
 def test_held_out_problems_are_not_trained_on():
