@@ -67,8 +67,3 @@ def test_an_error_of_a_library_is_explained():
     with pytest.raises(KeyError), errors.explain('', '', ValueError):
         {}['a']
     errors.check(True, 'fine')
-
-
-def test_the_most_similar_name():
-    assert errors.did_you_mean('accell', ['kl', 'accel', 'accel_rel']) == ": did you mean 'accel'?"
-    assert errors.did_you_mean('zzz', ['kl', 'accel']) == ''
