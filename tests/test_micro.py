@@ -92,25 +92,6 @@ def test_sleep_and_waking(wake, tau):
     torch.testing.assert_close(real.lm_head(real.ln_f(x)), want, rtol=1e-3, atol=1e-3)
 
 
-def test_a_sleeper_keeps_its_streak():
-    """
-    Token 0 swings. Token 1 drifts, falls asleep in step 3 and is woken for step 5, in which a small
-    update makes it still at once: it has had two small accelerations before.
-    """
-    steps = [[1, 1], [-1, 1], [1, 1], [-1, 9], [1, 0.1], [-1, 0.1]]
-    awake = []
-
-    def f(x, who):
-        awake.append(who.tolist())
-        return x + torch.tensor(steps[len(awake) - 1]).view(1, 2, 1)
-
-    def readers(moved):
-        return moved | torch.tensor([[False, len(awake) == 4]])
-    x, steps_used = micro.loop(f, torch.zeros(1, 2, 1), 6, 0.5, readers)
-    assert awake == 3 * [[[True, True]]] + [[[True, False]], [[True, True]], [[True, False]]]
-    assert x.flatten().tolist() == [0, 2] and steps_used.tolist() == [[6, 2]]
-
-
 def test_a_training_step(pair):
     small, real, noise, x, y = pair
     n_loop = [micro.bptt + 2, 1, micro.bptt]        # more steps than have gradients, and fewer
