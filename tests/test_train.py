@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 from conftest import (
@@ -443,11 +442,7 @@ def test_main_in_a_notebook(whole):
     """Knobs are set as attributes; those that were changed are flags for --resume."""
     with mock.patch.dict(vars(train)):
         train.settings = configure(vars(train))
-        train.dataset, train.n_layer, train.n_embd, train.groups = 'book', 4, 16, [[1], [2]]
-        train.block_size, train.batch_size, train.eval_interval = 16, 4, 5
-        train.eval_windows, train.eval_loops, train.keep_iters = 7, [1, 3], [0, 3]
-        train.learning_rate = np.float64(5e-3)
-        train.lr_decay_iters, train.max_iters = 12, 7
+        vars(train).update(read_checkpoint(whole)['config'], max_iters=7, lr_decay_iters=12)
         train.main()
         train.resume, train.max_iters = True, 12
         train.main()
