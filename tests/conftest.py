@@ -241,6 +241,17 @@ def here(run_folder, monkeypatch):
     monkeypatch.chdir(run_folder)
 
 
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    """A user's folder: what the clone has, a text, and a data set `book` of it."""
+    folder = tmp_path_factory.mktemp('user')
+    for name in 'pretrained', 'config', 'zoo', 'results':
+        shutil.copytree(os.path.join(ROOT, name), folder / name)
+    with contextlib.chdir(folder):
+        make_book()
+    return folder
+
+
 @pytest.fixture
 def idx():
     """Three rows of 16 tokens."""

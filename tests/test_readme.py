@@ -7,7 +7,6 @@ import inspect
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -15,7 +14,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, make_book, run
+from conftest import ROOT, run
 
 import exits
 
@@ -33,18 +32,6 @@ COMMANDS = [(line.split(' # ')[0].strip(), after)
 def program(word):
     """The page's block of Python in which this word stands."""
     return next(text for language, text in BLOCKS if language == 'python' and word in text)
-
-
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-    """A user's folder: what the clone has, a text, and mine.py as the page prints it."""
-    folder = tmp_path_factory.mktemp('user')
-    for name in 'pretrained', 'config', 'zoo':
-        shutil.copytree(os.path.join(ROOT, name), folder / name)
-    (folder / 'mine.py').write_text(program('EXITS['))
-    with contextlib.chdir(folder):
-        make_book()         # book.txt, and data/book
-    return folder
 
 
 def printed_by(folder, line):
@@ -87,6 +74,7 @@ def test_pip_and_uv_install_the_same():
 
 def test_every_command(folder):
     """All but the set-up and FineWeb's, which needs a network and a card, in order."""
+    (folder / 'mine.py').write_text(program('EXITS['))
     lines = [(line, after) for line, after in COMMANDS
              if not re.search('pip install|git clone|fineweb', line)]
     assert len(lines) > 10
