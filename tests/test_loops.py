@@ -184,6 +184,3 @@ def test_in_training_each_row_and_pass_has_its_own_noise(tiny):
     for noise in (0, TrainingNoise(torch.Generator())):
         first, second = group.init_state(e, noise), group.init_state(e, noise)
         assert not torch.equal(first, second) and not torch.equal(first[0], first[1])
-    noise = [TrainingNoise(torch.Generator().manual_seed(0), rank, 2) for rank in (0, 1)]
-    whole = group.init_state(e, TrainingNoise(torch.Generator().manual_seed(0)))
-    assert torch.equal(torch.cat([group.init_state(e[:1], one) for one in noise]), whole)
