@@ -111,6 +111,11 @@ def refused(*args, script='train.py'):
     return done.stderr
 
 
+def files_in(folder):
+    """{path: bytes} of all files below a folder."""
+    return {str(path): path.read_bytes() for path in Path(folder).rglob('*') if path.is_file()}
+
+
 def log_of(out_dir):
     """The rows of a run's log, without times."""
     rows = read_csv(os.path.join(out_dir, 'log.csv'))

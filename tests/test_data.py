@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import make_fineweb
+from conftest import files_in, make_fineweb
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
 
 import data
@@ -33,11 +33,6 @@ def make_good():
     """A small data set `own`, of one file with 500 bytes -> its meta."""
     Path('good.txt').write_text(''.join(f'line {i:03}\n' for i in range(50)) + 50 * '-')
     return data.make('own', 'good.txt')
-
-
-def files_in(folder):
-    """{path: bytes} of all files below a folder."""
-    return {str(path): path.read_bytes() for path in Path(folder).rglob('*') if path.is_file()}
 
 
 # encodings ----------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import TINY, finished, make_book, run
+from conftest import TINY, files_in, finished, make_book, run
 
 import data
 
@@ -59,11 +59,6 @@ def folder(tmp_path_factory):
     os.chdir(before)
 
 
-def snapshot():
-    """All files below this folder, and when they were last changed."""
-    return {path: path.stat().st_mtime_ns for path in Path('.').rglob('*') if path.is_file()}
-
-
 @pytest.mark.parametrize('script, flags, word', REFUSED)
 def test_bad_input(script, flags, word):
     others = []
@@ -71,10 +66,10 @@ def test_bad_input(script, flags, word):
         others = [*TINY, '--out_dir=new']
     if '--init_from=' in flags:
         others = ['--dataset=book', '--out_dir=new', '--max_iters=1']
-    before = snapshot()
+    before = files_in('.')
     done = run(*others, *flags.split(), script=script)
     assert done.returncode == 2, done
     *_, line = done.stderr.splitlines()
     assert done.stderr.count('error: ') == 1 and line.startswith('error: ') and word in line
     assert 'Traceback' not in done.stderr
-    assert snapshot() == before
+    assert files_in('.') == before
