@@ -66,4 +66,3 @@ def test_an_error_of_a_library_is_explained():
             {}['a']
     with pytest.raises(KeyError), errors.explain('', '', ValueError):
         {}['a']
-    errors.check(True, 'fine')
