@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, finished, make_book
+from conftest import finished
 from matplotlib.figure import Figure
 
 import tasks
@@ -35,26 +35,23 @@ TINY = {        # flags behind those of a command
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A user's folder: what the clone has, and texts."""
-    monkeypatch.chdir(tmp_path)
-    for name in 'pretrained', 'config', 'zoo', 'results':
-        shutil.copytree(f'{ROOT}/{name}', name)
-    make_book()
+def here(folder, monkeypatch):
+    """In a user's folder with more texts, and a stand-in for Python."""
+    monkeypatch.chdir(folder)
     for name in 'wiki', 'torchdocs':
         os.symlink('book', f'data/{name}')
     Path('python').write_text(STAND_IN)
     os.chmod('python', 0o755)
     for name in 'requests', 'answers':
         os.mkfifo(name)
-    monkeypatch.setenv('PATH', f'{tmp_path}{os.pathsep}{os.environ["PATH"]}')
+    monkeypatch.setenv('PATH', f'{folder}{os.pathsep}{os.environ["PATH"]}')
     monkeypatch.setattr(tasks.Problems, 'n_problems', 4)
     monkeypatch.setattr(Figure, 'savefig', lambda *args, **how: None)
     monkeypatch.setattr(CausalSelfAttention, 'readers', CausalSelfAttention.readers)  # waiting.py
 
 
 @pytest.fixture
-def commands_of(folder):
+def commands_of(here):
     """commands_of(script): the arguments of each command; the script waits until one is done."""
     scripts = []
 
