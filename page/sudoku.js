@@ -19,7 +19,7 @@ const NOUNS = {
   name: cell => `row ${Math.floor(cell / board.n) + 1}, column ${cell % board.n + 1}` +
     (board.clues[cell] ? ', a clue' : ''),
   before: 'In each loop every candidate at work says how sure it is that it is right.',
-  likely: 'How sure each candidate is, in %',
+  likely: 'The four surest candidates of the cell, in %',
 };
 // A place is a cell; its answers are the digits, each as likely as its candidate says. A cell is
 // decided if the model says yes to one candidate alone. Unless a search finds one solution, a digit
@@ -180,7 +180,7 @@ function take(new_text) {
     board = read_board(new_text);
   } catch ({message}) {
     if (!board) take(R.start);
-    put($('notice'), `${message} The board below stays.`);
+    put($('notice'), `${message} The board stays.`);
     return false;
   }
   text = new_text;
@@ -269,7 +269,7 @@ const place_of_mark = digit =>
 // The candidates of a cell that are at work, or all of the cell where there is no room for marks.
 function draw_work(cell, left, top, colours) {
   const {awake, change} = pass.steps[shown];
-  if (at_end() || !shown) return;
+  if (!shown || at_end() && !(pass.plan.has_rule && pass.state.awake.includes(1))) return;
   const at_work = candidates(cell).filter(t => awake[t]);
   if (!has_marks(cell) && at_work.length) {
     pen.fillStyle = violet_of(mean(at_work.map(t => change[t])), colours);

@@ -26,7 +26,7 @@ from exits import EXITS, Exit, accel, kl
 
 def pooled(values, of_all):
     """The values (...) as they are, or their mean for each token."""
-    return values.mean().expand_as(values) if of_all else values
+    return values.mean().repeat(values.shape) if of_all else values
 
 
 def norm_diff(x0, x1, memo, logits_of, of_all=False):
