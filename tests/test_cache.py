@@ -84,7 +84,7 @@ def test_at_any_place_a_pass_reads_the_whole_cache():
 
 
 def test_slots(tiny):
-    assert [slots_of(cache, 9) for cache in ('exact', 'latest', 4, 20)] == [9, 1, 4, 9]
+    assert [slots_of(cache, 9) for cache in ('exact', 'latest', 1, 4, 20)] == [9, 1, 1, 4, 9]
     model = tiny()
     for cache, slots in (('exact', [1, 9, 3, 3, 1]), (4, [1, 4, 3, 3, 1]), ('latest', 5 * [1])):
         layers = make_cache(model, [9, 3], cache)
