@@ -90,7 +90,7 @@ MEASURED = (
 SHOWN = dict(name='', ce_minus_full='+.4f', accuracy='.4f', mean_evals='.2f', identical='.3f',
              blocks='.2f', ms_per_token='.2f')
 # and of the tables of --calibrate
-COSTS = dict(tau='g', solved='d', at_most='+.4f', cost='.3g', steps='.2f')
+COSTS = dict(tau='g', solved='d', at_most='+.4f', cost='g', steps='.2f')
 
 
 # methods ------------------------------------------------------------------------------------------

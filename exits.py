@@ -136,8 +136,8 @@ class Exit:
 
     def check_value(self, value, x1, evals):
         """
-        value (N,), a NumPy array: the signal of the step to x1 (N, C); evals: an int, or (N,): how
-        many steps each token has computed. ValueError if a value is NaN because a state is not
+        Check a signal: value (N,), a NumPy array, of the step to x1 (N, C). evals: an int, or (N,):
+        how many steps each token has computed. ValueError if a value is NaN because a state is not
         finite, or in the third step or later.
         """
         unknown = np.isnan(value)
