@@ -151,18 +151,18 @@ def methods_of(model, task=None):
             methods += [Method(budget, policy, rule) for rule in rules_of(wakes, policy)]
     if n_prompts and not task:          # decoders write texts
         for call in values_of(decoder):
-            chosen = decoder_of(call)
-            most = getattr(chosen, 'check', None) or budget
-            _, policy, _ = choose(decoder=chosen)       # what 'auto' is for it
-            of_rules = rules_of(False, policy, chosen) if chosen.default_rule else [None]
+            writer = decoder_of(call)
+            most = getattr(writer, 'check', None) or budget
+            _, policy, _ = choose(decoder=writer)       # what 'auto' is for it
+            of_rules = rules_of(False, policy, writer) if writer.default_rule else [None]
             methods += [Method(most, policy, rule, call) for rule in of_rules]
     return list(dict.fromkeys(methods))         # each once
 
 
-def rules_of(wakes, policy, chosen=None):
+def rules_of(wakes, policy, writer=None):
     """The rules that the knobs ask for, each with its thresholds, for a decoder: Exits."""
     thresholds = values_of(taus) or (TAUS if calibrate else TAUS[3:])
-    return [choose(name, tau, wakes, policy, chosen)[0]
+    return [choose(name, tau, wakes, policy, writer)[0]
             for name, own_tau in map(name_and_tau, values_of(rules))
             for tau in (thresholds if own_tau is None else [own_tau])]
 

@@ -47,14 +47,14 @@ def stream(model, idx, n_new, plan, decoder, policy, **draws):
         raise ValueError(f'{type(decoder).__name__} continues one row, not {len(idx)}')
     decoder.check_plan(model, plan)
     text = Text(idx, model.config.block_size, **draws)
-    start = None            # of the context window
+    window_start = None
     left = n_new
     while left > 0:
-        if start != text.start:        # at first, and when the context window has moved
+        if window_start != text.start:        # at first, and when the context window has moved
             # read the window; its last token gives the next one, whatever the decoder
-            start = text.start
+            window_start = text.start
             plan = replace(plan, cache=make_cache(model, plan.counts, policy))
-            context = text.idx[:, start:]
+            context = text.idx[:, window_start:]
             logits, results = one_pass(model, context, 0, plan)
             decoder.begin(results)
             tokens = text.draw(logits[:, -1:])

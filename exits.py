@@ -14,7 +14,7 @@ Paper: Eq. 3 (step norm), Eq. 4 (KL), Eq. 5 and 6 (acceleration), Algorithm 1.
     k        the loop step, from 1
     x0, x1   the states before and after step k, float32
     delta    x1 - x0, the update (Eq. 1, which counts steps from 0)
-    B, T     rows, tokens of a pass
+    B, T, C  rows, tokens of a pass, width; V words
     N        tokens that take a step, of all rows
 """
 import math
@@ -55,8 +55,8 @@ def algorithm_1(f, x0, tau, k_max):
 #     memo        what the signal returned after the token's last step, None in its first one: a
 #                 tensor (..., any) in every step, or always None. If the rule wakes, a token that
 #                 falls asleep takes one step of length 0, from x to x, whose memo it has after
-#                 waking: a signal that divides by the length of the last step must survive a 0,
-#                 and not be large then (accel_hat is 1 for any step, so it hardly rests again)
+#                 waking: a signal that divides by the length of the last step must survive a 0
+#                 and stay small there (accel_hat is 1 after each waking: it hardly rests again)
 #     logits_of   state (..., C) -> logits (..., V), see Exit.reads
 #     value       (...), compared with tau. NaN = not known yet, in a token's first two steps alone:
 #                 not small. A yes-or-no signal is 0 where a token may exit and 1 elsewhere, with a
@@ -188,7 +188,7 @@ def loop(f, x, k_max, rule, logits_at=None, readers=None, record=None):
     a window of 2 (each reads itself and the token before it) and hits = 2:
 
         streak  [[0, 2, 1, 0],      moved  [[1, 0, 1, 1],      awake next  [[1, 1, 1, 1],
-                 [3, 1, 2, 4]]              [0, 1, 0, 0]]                   [0, 1, 1, 0]]
+                 [2, 1, 2, 4]]              [0, 1, 0, 0]]                   [0, 1, 1, 0]]
 
     The streak of a sleeping token stays. Set to 0 on waking, a token of a rule with two hits would
     move in its first step, however small that is, and wake its readers, and they theirs: to the end
@@ -250,7 +250,7 @@ def signal_at(rule, x1, memos, at, x, logits_at):
     memo = None if memos is None else memos[at]
     logits_of = partial(logits_at, at=at, x=x) if logits_at else None
     value, memo = rule.observe(x[at], x1, memo, logits_of)
-    if (memo is None) != (memos is None) and len(at) < len(x):      # in the first step all are here
+    if (memo is None) != (memos is None) and len(at) < len(x):   # memos begin with all tokens
         raise ValueError(f"the signal of the exit rule '{rule.name}' must return a memo in every "
                          'step, or in none')
     if memo is None or memos is None:                   # no memos, or the first step of all tokens
@@ -290,7 +290,7 @@ def make_exit(name, tau=None, wake=False):
 def choose(exit=None, tau=None, wake=False, policy='auto', decoder=None, rows=()):
     """
     Which rule, which threshold and which cache? -> an Exit or None, the cache policy, and in words
-    where the threshold comes from, '' if it was given. All programs ask here.
+    where the threshold comes from, '' if it was given. sample.py, bench.py and GPT ask here.
 
     exit        an Exit is taken as it is. None = the decoder's own rule, or none: fixed loops
     tau         the first of these that is there: what is given; the decoder's own threshold, for

@@ -194,7 +194,7 @@ INJECTIONS = {'concat': Concat, 'concat_random': ConcatRandom, 'add': Add, 'none
 
 @dataclass(frozen=True)
 class Plan:
-    """How a pass of tokens goes through the model: all that its layers have to know."""
+    """How a pass of tokens goes through the model. `passes` is for who calls it."""
     counts: list                        # the loop budget of each group
     rule: Exit | None = None            # who exits, and when; None = all loops of the budget
     noise: FixedNoise | TrainingNoise = fixed_noise(0)
@@ -325,14 +325,7 @@ class RecurrentGroup(nn.Module):
         if attention.reads_few(T) and plan.cache is None:
             f = self.map_of_awake(e, cache)
         else:
-            step_all = self.map_of_all(e, plan.span, cache)
-
-            def f(x, k, at):        # computes all; the cache wants a mask, and keeps keys by it
-                if len(at) == B * T:        # a shortcut: with all awake no mask is needed
-                    return step_all(x.view(B, T, C), k).flatten(0, 1)
-                awake = torch.zeros(B * T, dtype=torch.bool, device=x.device)
-                awake[at] = True
-                return step_all(x.view(B, T, C), k, awake.view(B, T)).flatten(0, 1)[at]
+            f = self.map_of_all(e, plan.span, cache)
 
         diary = []              # of each step: the numbers of the awake tokens, b T + t
         states = [x]
@@ -352,18 +345,23 @@ class RecurrentGroup(nn.Module):
 
     def map_of_all(self, e, span, cache=None):
         """
-        The block map that computes all tokens: f(x, k, awake), x (B, T, C) -> the states after step
-        k (B, T, C). Tokens that are not awake (B, T) keep their keys and values; None = all are.
+        The block map that computes all tokens: f(x, k), x (B, T, C) -> the states after step k (B,
+        T, C). With `at` it is that of exits.loop: tokens asleep keep their keys and values.
         """
         # e's share of every step, computed once and outside no_grad: the steps with gradients pass
         # them on to e. Under autocast a product is bf16, and the state must stay float32
         from_e = self.adapter.from_e(e).to(e.dtype)
         caches = [cache[block] for block in self.core] if cache else []
 
-        def f(x, k, awake=None):
+        def f(x, k, at=None):
+            awake = None
+            if at is not None and len(at) < len(x):     # with all awake no mask is needed
+                awake = at.new_zeros(len(x), dtype=torch.bool).index_fill(0, at, True)
+                awake = awake.view(e.shape[:2])
             # each block writes into its own cache; a partial would be compiled anew for each k
             hooks = [lambda new, kv=kv: kv.update(new, span, k, awake) for kv in caches]
-            return self.step(x, from_e, hooks, span.pos)
+            x1 = self.step(x.view(e.shape), from_e, hooks, span.pos)
+            return x1 if at is None else x1.flatten(0, 1)[at]
         return f
 
     def map_of_awake(self, e, cache):

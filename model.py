@@ -42,7 +42,7 @@ class GPTConfig:
     # the layers that loop, 'all' = all as one group; paper silent: counted from 0
     groups: list | Literal['all'] = field(default_factory=lambda: [[4], [5, 6], [7]])
     mean_recurrence: float = 12.0   # r: training loops r + 1 times on average, evaluation r times
-    loop_draw: str = 'lognormal'    # loops in training: Geiping's draw, or 'fixed' at r, as later
+    loop_draw: str = 'lognormal'    # loops in training: Geiping's draw, or 'fixed' at r
     bptt_k: int = 8                 # gradients through the last loop steps (Geiping 3.3)
     injection: str = 'concat'       # how e enters, see loops.INJECTIONS; concat_random: the paper's
     x0: str = 'noise'               # a group's first state: 'noise' (Geiping), 'zero' or 'e'
@@ -175,8 +175,8 @@ class CausalSelfAttention(nn.Module):
     def bring_in(self, kv, hook=None, pos=None):
         """
         Keys and values of the new tokens -> those that they read, and a mask. Without a window:
-        all in the cache, and its mask; with one: the last few of these, and the window's mask; for
-        the awake alone (update_some) they come gathered, and stay. There are two layouts:
+        all in the cache, and its mask; with one: all and the window's mask, or in long rows the
+        last few of each token; of the awake alone (update_some) as they come. Two layouts:
 
             kv (B, end, 2, H, D)        of all tokens; mask (T, end), None = causal
             kv (B, T, W, 2, H, D)       gathered for each token; mask (T, W): which are there
@@ -418,7 +418,7 @@ class GPT(nn.Module):
         (B, T) in nats per token, None without targets.
 
         n_loop: loop budget, an int for all groups or one for each. None = a draw while training,
-        otherwise mean_recurrence, or 30 with an exit rule. exit: a rule of exits.make_exit, or its
+        otherwise see loop_counts. exit: a rule of exits.make_exit, or its
         name, which never wakes (to wake: choose(name, wake=True, rows=model.exit_rows)[0] of
         exits.py); n_loop is then its k_max. noise_seed: of x^(0) in evaluation; or a noise, see
         loops.as_noise. trace: a list, to which each group appends its results, see

@@ -45,9 +45,9 @@ length: int | None = None   # tokens (needs rotary positions); None = as in trai
 damping: float | None = None    # share of the old state that a loop step keeps; None = the run's
 dataset: str | None = None  # the model's task with other knobs, such as calc:reset=0.01
 exit: str | None = None     # of exits.EXITS, or MODULE:NAME; None = the decoder's, or fixed loops
-tau: float | None = None    # its threshold; None = see exits.choose
+tau: float | None = None    # its threshold; None = of exits.json, or the rule's own
 wake: bool | None = None    # may a token that has exited wake? None = on a task with cache exact
-n_loop: int | list | None = None    # None = the task's; else 30 with a rule, else mean_recurrence
+n_loop: int | list | None = None    # None = the task's, else see GPT.loop_counts
 cache: str | int = 'auto'   # exact, latest, or a number of slots; auto = what the decoder needs
 decoder: str | None = None  # one of decode.DECODERS, as wave:width=8; None = drafts or one_by_one
 seed: Natural = 1337        # of the tokens drawn, or of the problems
@@ -60,15 +60,15 @@ SKIP = 0.2      # of each start but the first: the chance that a token skips a s
 
 # how to decode ------------------------------------------------------------------------------------
 
-def plan_of(model, chosen=None, task=None, T=None):
+def plan_of(model, writer=None, task=None, T=None):
     """
     The knobs -> a Plan, the policy of its cache, and the plan in words: 'at most 30 loops, accel
-    with tau = 1'. chosen: the Decoder of a text. task: of a problem of T tokens, None = a text.
+    with tau = 1'. writer: the Decoder of a text. task: of a problem of T tokens, None = a text.
     """
     wakes = wake
     if wakes is None:
         wakes = bool(exit) and task is not None and cache in ('auto', 'exact')
-    rule, policy, source = choose(exit, tau, wake=wakes, policy=cache, decoder=chosen,
+    rule, policy, source = choose(exit, tau, wake=wakes, policy=cache, decoder=writer,
                                   rows=model.exit_rows)
     budget = n_loop
     if budget is None and task is not None:
@@ -142,7 +142,7 @@ def answers_of(model, problems, x, plan, policy):
     kept, evals = np.zeros((2, *x.shape, len(model.groups)), dtype=int)
     left = np.arange(len(x))            # the problems that are not solved yet
     for attempt in range(num_starts):
-        for group in model.groups:      # with a rule, a token that skips a step would look still
+        for group in model.groups:      # with a rule, who skips a step would look still
             group.skip = SKIP if attempt and not plan.rule else 0.0
         logits, *steps = decode.read(model, idx[left], replace(plan, noise=as_noise(attempt)),
                                      policy)
@@ -185,18 +185,18 @@ def write_text(model, checkpoint):
         print(f'the prompt has {len(prompt)} tokens: its last {block_size} (block_size) are used')
 
     # how it is continued
-    chosen = decode.decoder_of(decoder)
-    if chosen is None:
+    writer = decode.decoder_of(decoder)
+    if writer is None:
         # drafts are the fastest decoder that writes the very text of fixed loops
         may_draft = exit is None and cache in ('auto', 'exact') and num_samples == 1
         can_draft = min(model.loop_counts(n_loop), default=1) > 1
-        chosen = decode.Drafts() if may_draft and can_draft else decode.OneByOne()
-    plan, policy, words = plan_of(model, chosen)
-    widths = chosen.widths(plan)
+        writer = decode.Drafts() if may_draft and can_draft else decode.OneByOne()
+    plan, policy, words = plan_of(model, writer)
+    widths = writer.widths(plan)
     check(not compile or widths, 'a pass with an exit rule is not compiled: leave out --compile')
 
     # some decoders work on one row; otherwise all samples are decoded side by side
-    n_rows = 1 if chosen.one_row else num_samples
+    n_rows = 1 if writer.one_row else num_samples
     idx = torch.tensor([prompt] * n_rows, device=model.lm_head.weight.device)
     use_one_thread(model)
     if compile:
@@ -204,12 +204,12 @@ def write_text(model, checkpoint):
         print('compiling: on a CPU up to a minute, in which nothing is written')
         compile_passes(model, widths)
         # a text that nobody sees compiles. It is longer than a wave: near its end no wave is full
-        list(decode.stream(model, idx, 32 + max(widths), plan, chosen, policy))
+        list(decode.stream(model, idx, 32 + max(widths), plan, writer, policy))
     in_colour = show_steps and model.groups
     for first in range(0, num_samples, n_rows):
         begin = time.perf_counter()
         torch.manual_seed(seed + first)         # for a rule that tosses coins
-        parts = decode.stream(model, idx, max_new_tokens, plan, chosen, policy,
+        parts = decode.stream(model, idx, max_new_tokens, plan, writer, policy,
                                seed=seed + first, temperature=temperature, top_k=top_k)
         if n_rows > 1:      # they are written side by side, so they are printed when all are there
             parts = list(parts)
@@ -217,7 +217,7 @@ def write_text(model, checkpoint):
         for b in range(n_rows):
             steps = print_row(parts, b, encoding, text, in_colour)              # (n, groups)
             n_tokens += len(steps)
-            print(f'--- {chosen.in_words(plan)}{words}, cache {policy}')
+            print(f'--- {writer.in_words(plan)}{words}, cache {policy}')
             if model.groups:
                 means = zip(steps.mean(dim=0).tolist(), model.config.groups)
                 print('mean loop steps: '
