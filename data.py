@@ -10,9 +10,8 @@ writes data/NAME:
 
     train.bin, val.bin      tokens as uint16, little-endian. A document is a begin-of-text token (if
                             the tokenizer has one), its text, and an end-of-text token
-    meta.json               tokenizer, vocab_size, the flags of the call, and complete: false for a
-                            part of FineWeb: the stream broke, or Ctrl-C came, and data/fineweb was
-                            not there yet
+    meta.json               tokenizer, vocab_size, the flags of the call, and complete, which is
+                            false if a stream of FineWeb broke or was stopped
     tokenizer.json          the tokenizer, if it is a file of this kind or trained with --bpe
 
 A folder of nanoGPT's with train.bin and val.bin can be put there as it is: its tokens are gpt2's.
@@ -172,7 +171,7 @@ def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=3e8,
         try:
             write(documents, encoding, new, tokens if is_web else math.inf)
             write_json(meta | dict(complete=True), f'{new}/meta.json')
-        except BaseException:       # a part of a stream is kept where nothing is yet
+        except BaseException:       # a part is kept where nothing is yet, if it fills a window
             if is_web and not os.path.exists(folder) and min(tokens_in(new).values()) > 512:
                 os.rename(new, folder)
                 print(f'{folder} keeps what was written: {in_words(folder)}', file=sys.stderr)
@@ -189,7 +188,7 @@ def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=3e8,
 def found(folder, call):
     """The meta of a folder that is there already. ValueError if it was made by another call."""
     meta = read_meta(folder)
-    check(meta.get('call') == call, f'{folder} was made in another way: --overwrite replaces it, '
+    check(meta.get('call') == call, f'{folder} was made with other flags: --overwrite replaces it, '
           'or choose another name')
     print(f'{folder} is there already; changed text needs --overwrite', file=sys.stderr)
     return meta
@@ -265,7 +264,8 @@ class Text:
     The tokens of data/NAME, with its splits as uint16 memmaps. A task (tasks.Problems) has the same
     methods, all_held_out(T) for the depths of labels, and these attributes:
 
-        name, description       of the data set, or of the task without its knobs; in words
+        name                    of the data set, or of the task without its knobs
+        description             the data or the task, in words
         sha256                  of what is trained on: --resume refuses another one
         tokenizer, vocab_size   the name of its encoding; how many tokens there are
         tokenizer_json          the TokenizerJson of that name; None if it is no such file

@@ -198,7 +198,7 @@ class Problems:
                 if ((labels != NOT_ASKED) & (labels != self.answers(problem))).any()]
 
     def check_fits(self, T):
-        """ValueError if T or a knob does not fit the task, or a few problems are none."""
+        """ValueError if T or a knob does not fit the task, or one of eight problems is none."""
         x, y, _ = self.make(np.random.default_rng(0), 8, T)
         check((y != NOT_ASKED).any(axis=1).all(), f'a problem of {self.name} has no label')
         tokens = np.concatenate((x.flatten(), y[y != NOT_ASKED]))

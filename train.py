@@ -15,7 +15,8 @@ Ctrl-C finishes the step and saves; a second one stops at once. In a notebook: i
 train.max_iters = 12; train.main().
 
 log.csv has rows of iterations, whose times are means since the last such row and whose grad_norm is
-that before clipping; and rows of evaluations, before the step: val_loss_N is the loss at N loops.
+that before clipping; and rows of evaluations, before the step, of N loops: val_loss_N, and on tasks
+val_acc_N.
 
 Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated gradients). Losses
 are nats per token.
@@ -115,9 +116,9 @@ def lr_at(it):
 
 def get_batch(run, it, micro):
     """
-    What a micro step trains on: this process's rows of the batch, tokens and labels (B / WORLD, T),
-    how often each group loops, and its noise. The draws derive from (seed, purpose, it, micro), and
-    are the same in all processes.
+    What a micro step trains on: this process's rows of the batch, tokens and labels (B, T), on a
+    task maybe more and shorter ones; how often each group loops; its noise. The draws derive from
+    (seed, purpose, it, micro), and are the same in all processes.
     """
     rng = np.random.default_rng(derived_seed(seed, 'batch', it, micro))
     share = batch_size // distributed.WORLD
@@ -185,7 +186,7 @@ class Run:
 
 def main():
     settings.take_attributes()
-    checkpoint = where_to_start()
+    checkpoint = take_earlier_knobs()
     # before the data: the file of the class may define their task, as zoo/maze.py does
     cls = class_of(model_class, named='model_class' in settings.given)
     take_fields(cls.Config, is_new=not checkpoint)
@@ -200,25 +201,26 @@ def main():
         raise SystemExit(130)
 
 
-def where_to_start():
+def take_earlier_knobs():
     """
-    The checkpoint that the run starts from, {} = none. The knobs become those of the run: --resume
+    The checkpoint that the run starts from, {} = none. Its knobs become those of the run: --resume
     and --eval_only take those of the earlier run, and --init_from those of its model. What the user
     has set stays, with --resume only flags.
     """
-    kept = settings.given.keys()
+    of_user = settings.given.keys()
     if eval_only:
         checkpoint = read_checkpoint(init_from or out_dir)
         earlier = checkpoint['config'] | checkpoint['model_args']
-        shape = checkpoint['model_args'].keys() - {'block_size'}
-        check(not shape & settings.flags, '--eval_only takes the model as it was trained: leave '
-              f"out {', '.join(shape & settings.flags)}")
+        others = [name for name, value in checkpoint['model_args'].items()
+                  if name in of_user - {'block_size'} and settings.knobs().get(name) != value]
+        check(not others, '--eval_only takes the model as it was trained: leave out '
+              f"{', '.join(others)}")
     elif resume and os.path.exists(f'{out_dir}/ckpt.pt'):
         checkpoint = read_checkpoint(out_dir)
         check('optimizers' in checkpoint, f'{out_dir}/ckpt.pt holds weights alone: start from it '
               'with --init_from, in another --out_dir')
         earlier = checkpoint['config']
-        kept = settings.flags
+        of_user = settings.flags
     else:
         if resume:
             say(f'no run in {out_dir}: starting one')
@@ -229,10 +231,10 @@ def where_to_start():
         checkpoint = read_checkpoint(init_from)
         earlier = checkpoint['model_args']
     earlier = earlier | dict(model_class=checkpoint['model_class'])
-    kept = kept | {'out_dir', 'resume', 'overwrite', 'init_from', 'eval_only'}
+    kept = of_user | {'out_dir', 'resume', 'overwrite', 'init_from', 'eval_only'}
     for name in (settings.knobs().keys() - kept) & earlier.keys():
         settings.take({name: earlier[name]})
-        settings.given.pop(name, None)      # a config file may have given it: the run has set it
+        settings.given.pop(name, None)      # the user has not named the checkpoint's own class
     return checkpoint
 
 
@@ -246,7 +248,7 @@ def take_fields(config, is_new):
     settings.add({name: hint for name, hint in hints.items() if name not in inherited})
     free = settings.knobs().keys() - settings.given if is_new else ()
     for field in fields(config):
-        if field.name in free and field is not inherited.get(field.name, field):
+        if field.name in free and field not in inherited.values():
             has_value = field.default is not MISSING
             settings.take({field.name: field.default if has_value else field.default_factory()})
 
@@ -348,16 +350,16 @@ def iterate(run, stop_signals):
             if it or not max_iters:     # a run of 0 iterations has one, too
                 save(run, 'ckpt.pt')    # first, so that a kill does not cost what was learned
             scores = scores_of(run, eval_windows)
-            loss = min(score.loss for score in scores.values())
-            if loss < run.best[0]:
-                run.best = (loss, it)
+            lowest = min(score.loss for score in scores.values())
+            if lowest < run.best[0]:
+                run.best = (lowest, it)
                 save(run, 'ckpt_best.pt')
             if log:
                 from common import plots  # here, since matplotlib takes a second to import
                 row = dict(iter=it)
                 for n_loop, score in scores.items():
                     row[f'val_loss_{n_loop}'] = f'{score.loss:.5f}'
-                    # of a text, Log.add drops the accuracy
+                    # on a text the log has no such column
                     row[f'val_acc_{n_loop}'] = f'{score.accuracy:.5f}'
                 log.add(row)
                 plots.losses(log.rows, run.counts, f'{out_dir}/loss.png')
@@ -383,9 +385,9 @@ def iterate(run, stop_signals):
         run.done = it + 1
         steps.append((time.perf_counter() - began, n_tokens))
         if it % log_interval == 0 or it == max_iters - 1:
-            seconds, n_tokens = map(sum, zip(*steps))
+            seconds, total = map(sum, zip(*steps))
             dt = seconds / len(steps)
-            speed = n_tokens / seconds
+            speed = total / seconds
             loops = '/'.join(map(str, n_loop))
             if log:
                 log.add(dict(iter=it, loss=f'{loss:.5f}', lr=f'{lr_at(it):.3e}',
@@ -406,7 +408,7 @@ def iterate(run, stop_signals):
 # log and evaluation -------------------------------------------------------------------------------
 
 class Log:
-    """log.csv: `add` appends a row. A resumed run drops later rows, and one that a kill has cut."""
+    """log.csv: `add` appends a row. A resumed run drops rows that come again or are cut."""
 
     def __init__(self, run):
         self.path = f'{out_dir}/log.csv'

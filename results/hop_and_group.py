@@ -1,9 +1,9 @@
 """
 Two tasks of depth.md: pointers through a row of letters, and products of permutations.
 
-    python train.py config/calc.py results/hop_and_group.py --dataset=group
+    python train.py config/calc.py results/hop_and_group.py --dataset=group --out_dir=out-group
     python train.py config/calc.py results/hop_and_group.py --dataset=hop --window=None \\
-        --block_size=40 --batch_size=64 --max_iters=1500
+        --block_size=40 --batch_size=64 --max_iters=1500 --out_dir=out-hop
     python tasks.py results/hop_and_group.py hop
 """
 import itertools
@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 
+from common.configurator import Count, Natural, NotNegative
 from tasks import NOT_ASKED, TASKS, Task, steps_since
 
 
@@ -26,8 +27,8 @@ class Hop(Task):
     find(i) = the largest j <= i with v_(j-1) = v_i. The label of each letter is the letter p hops
     away, or `-` if a hop leads nowhere; the depth is the number of hops tried.
     """
-    letters: int = 4
-    hops: int = 4
+    letters: Count = 4
+    hops: Natural = 4
 
     of_words = 'letters', 'hops'
 
@@ -90,7 +91,7 @@ class Group(Task):
     need a depth that grows with the length of the product (Liu et al. 2023).
     """
     name: Literal['S3', 'S5'] = 'S3'
-    reset: float = 0.2
+    reset: NotNegative = 0.2
 
     of_words = ('name',)
 

@@ -464,6 +464,8 @@ def test_eval_only_is_the_table_at_the_end(whole):
     assert (row['loops'], row['labels']) == ('2', str(5 * 16))
     assert Path('out/eval.csv').read_text() == (whole / 'eval.csv').read_text()
     assert differences(whole, 'out') == []
+    Path('wide.py').write_text('n_embd = 64')       # a shape, also in a config file
+    assert 'n_embd' in refused('wide.py', '--eval_only')
 
 
 def test_eval_only_at_other_lengths_and_depths():
