@@ -28,7 +28,7 @@ import csv
 import math
 import os
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import MISSING, dataclass, fields
 from typing import Literal, get_type_hints
 
@@ -190,13 +190,19 @@ def main():
     # before the data: the file of the class may define their task, as zoo/maze.py does
     cls = class_of(model_class, named='model_class' in settings.given)
     take_fields(cls.Config, is_new=not checkpoint)
-    with memory_explained(), distributed.processes(device, dtype) as (dev, autocast):
-        vocab_size = checkpoint['model_args']['vocab_size'] if checkpoint else math.inf
-        examples = data.open_data(dataset, checkpoint.get('tokenizer'), vocab_size)
-        examples.check_fits(block_size)
-        model = make_model(cls, checkpoint, examples).to(dev)
-        run = Run(model, examples, counts_of(model), dev, autocast)
-        was_stopped = evaluate_only(run, checkpoint) if eval_only else train(run, checkpoint)
+    try:
+        with distributed.processes(device, dtype) as (dev, autocast):
+            vocab_size = checkpoint['model_args']['vocab_size'] if checkpoint else math.inf
+            examples = data.open_data(dataset, checkpoint.get('tokenizer'), vocab_size)
+            examples.check_fits(block_size)
+            model = make_model(cls, checkpoint, examples).to(dev)
+            run = Run(model, examples, counts_of(model), dev, autocast)
+            was_stopped = evaluate_only(run, checkpoint) if eval_only else train(run, checkpoint)
+    except (MemoryError, RuntimeError) as error:        # torch raises a RuntimeError
+        check('to allocate' not in str(error).lower(), 'out of memory: halve batch_size and double '
+              'gradient_accumulation_steps, which trains alike, lower bptt_k, or train a smaller '
+              'model')
+        raise
     if was_stopped:
         raise SystemExit(130)
 
@@ -251,18 +257,6 @@ def take_fields(config, is_new):
         if field.name in free and field not in inherited.values():
             has_value = field.default is not MISSING
             settings.take({field.name: field.default if has_value else field.default_factory()})
-
-
-@contextmanager
-def memory_explained():
-    """In this context a lack of memory is a ValueError that names the knobs that need less."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:        # torch raises a RuntimeError
-        check('to allocate' not in str(error).lower(), 'out of memory: halve batch_size and double '
-              'gradient_accumulation_steps, which trains alike, lower bptt_k, or train a smaller '
-              'model')
-        raise
 
 
 def train(run, checkpoint):
