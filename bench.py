@@ -9,9 +9,9 @@ How good and how fast is each way to decode: fixed loops, exit rules, drafts, wa
                                         problems you name the threshold: --store=1
 
 A way to decode is a *method*, and a row of bench.csv. Each is compared with the first one, the
-*full budget*: n_loop fixed loops with the cache `exact`. n_loop is 30, or r if loop_draw is fixed,
-or on a task that of Task.budget. Fewer loops can check drafts (check=8). All rules are tried in
-waves, too; one may have a threshold of its own in place of taus (norm:1).
+*full budget*: n_loop fixed loops with the cache `exact`. n_loop is 30, or mean_recurrence if
+loop_draw is fixed, or on a task that of Task.budget. Fewer loops can check drafts (check=8). All
+rules are tried in waves, too; a rule may have a threshold of its own in place of taus (norm:1).
 
     quality     loss and accuracy on held-out windows, or on problems of a task. It is not measured
                 for drafts and waves, which are built to write the text of a loop budget
@@ -52,13 +52,13 @@ length: int | None = None   # tokens of a window; None = block_size
 rules: str | list = ['norm_rel', 'kl', 'accel']     # names in exits.EXITS, or MODULE:NAME
 taus: float | list | None = None    # thresholds; None = 0.03 ... 30, with calibrate 0.001 ... 30
 budgets: int | list = [1, 2, 4, 8]  # fixed loop steps
-decoder: str | list = ['drafts:loops=2,check=8', 'wave:width=8']    # as in sample.py, and check
+decoder: str | list = ['drafts:loops=2,check=8', 'wave:width=8']    # as in sample.py, of a text
 n_loop: int | None = None   # the full budget; None = that of the model or the task
 cache: str | int | list = 'exact'   # of fixed loops and rules: exact, latest, a number of slots
 wake: bool | list | None = None     # may a token that has exited wake? None = on a task
 n_windows: Count = 24       # held-out windows for quality; with --calibrate on a task new problems
 n_prompts: Natural = 8      # windows that are timed; 0 = none, and without times no decoders
-prompt_tokens: Count | None = None  # length of a prompt; None = half a window
+prompt_tokens: Count | None = None  # of a text: a window at most; None = half of one
 new_tokens = 24             # length of a text. The first token also reads the prompt: not timed
 compile = False             # compile passes that write a text and have no rule, see compiled.py
 calibrate = False           # print what thresholds cost, and measure nothing else
@@ -90,7 +90,7 @@ MEASURED = (
 SHOWN = dict(name='', ce_minus_full='+.4f', accuracy='.4f', mean_evals='.2f', identical='.3f',
              blocks='.2f', ms_per_token='.2f')
 # and of the tables of --calibrate
-COSTS = dict(tau='g', solved='d', at_most='+.4f', cost='g', steps='.2f')
+COSTS = dict(tau='g', solved='d', at_most='+.4f', cost='.4g', steps='.2f')
 
 
 # methods ------------------------------------------------------------------------------------------
@@ -137,8 +137,8 @@ def methods_of(model, task=None):
         return [Method(0)]
     budget = n_loop
     if budget is None and task:
-        wakes = 'exact' in values_of(cache) and (wake is None or True in values_of(wake))
-        budget = task.budget(model.config.block_size, wakes)
+        any_wakes = 'exact' in values_of(cache) and (wake is None or True in values_of(wake))
+        budget = task.budget(model.config.block_size, any_wakes)
     budget = model.loop_counts(budget, has_rule=True)[0]
 
     methods = [Method(budget)]
@@ -171,7 +171,7 @@ def name_and_tau(rule):
     """'norm:1' -> 'norm', 1.0; 'norm' -> 'norm', None, and 'zoo.huginn:kl' the same way."""
     name, _, tau = rule.rpartition(':')
     try:
-        return name, float(tau)
+        return name or rule, float(tau)
     except ValueError:
         return rule, None
 
@@ -201,7 +201,9 @@ def quality(model, method, idx, targets):
         # double on the CPU: MPS has no float64
         sums = [part.cpu().double().sum(1) for part in of_tokens]
         steps = evals.cpu().double().mean((1, 2)).nan_to_num()      # a plain model has none
-        rested = kept.cpu().amax((1, 2)) < max(plan.counts) if plan.rule else torch.zeros(len(x))
+        rested = torch.zeros(len(x))
+        if plan.rule:               # a rule that throws its last step away keeps one less
+            rested = kept.cpu().amax((1, 2)) < max(plan.counts) - (not plan.rule.keep)
         parts.append(torch.stack((*sums, steps, rested)))
     return torch.cat(parts, dim=1).numpy()
 
@@ -413,7 +415,8 @@ def main():
     model, checkpoint, _, results = open_run(out_dir, dev, length=length)
     examples = data.examples_of(checkpoint, dataset)
     is_task = examples.is_task
-    check(not (is_task and compile), 'passes over problems are not compiled: leave out --compile')
+    check(not compile or n_prompts and not (is_task or calibrate), 'only texts that are timed are '
+          'compiled: leave out --compile')
     check(not store or is_task == (store is not True), 'on text --most_nats chooses the threshold '
           'that --store writes; on problems name the threshold, such as --store=1')
     T = model.config.block_size
@@ -433,7 +436,7 @@ def main():
         check(rows or not store, f'--store={store}: name a threshold of the table')
         if store:
             store_rows(rows, results, checkpoint['path'])
-            print(f'\n{results}/exits.json has them')
+            print(f'\n{results}/exits.json has {sum(map(bool, rows.values()))} new thresholds')
         return
 
     prompts = idx[:n_prompts, None, :T if is_task else prompt_tokens or T // 2]     # (n, 1, any)

@@ -10,7 +10,7 @@ way up: checkpoint.class_of imports the class that a checkpoint or a knob names,
     encoding        text to tokens and back
 
     checkpoint      what a ckpt.pt holds; the folder of a run
-    distributed     the device; several processes, and the signals that stop them
+    distributed     the device and its threads; several processes, and the signals that stop them
     optim           AdamW and Muon
     evaluation      held-out losses
 """

@@ -121,12 +121,13 @@ def open_run(out_dir=None, dev='cpu', **changes):
     results = folder_of_results(folder)
     if changes.get('damping') is None:
         path = checkpoint['path']
-        model.exit_rows = stored_exits(results, path) + stored_exits(folder, path)
+        model.exit_rows = [row for place in dict.fromkeys((results, folder))
+                           for row in stored_exits(place, path)]
     return model, checkpoint, folder, results
 
 
 def folder_of_results(folder):
-    """Where results go: into the folder of the run, but of pretrained/NAME into ./out."""
+    """Where results go: to the folder of the run, or of pretrained/NAME to out/pretrained-NAME."""
     above, name = os.path.split(os.path.realpath(folder))
     is_pretrained = above == os.path.realpath(os.path.join(ROOT, 'pretrained'))
     return f'out/pretrained-{name}' if is_pretrained else folder

@@ -37,7 +37,7 @@ def open_encoding(name, folder=None):
     check(name, 'this model came without a tokenizer.json, so it cannot read or write text')
     if name == 'bytes':
         ranks = {bytes([i]): i for i in range(256)}         # token i is byte i
-        # pieces of any length give the same tokens, and those of 16 bytes are fast
+        # pieces of any length give the same tokens, and those of 16 letters are fast
         return of_tiktoken(tiktoken.Encoding('bytes', pat_str=r'[\s\S]{1,16}',
                                              mergeable_ranks=ranks, special_tokens={EOT: 256}))
     if name.startswith(STORED) or name.endswith('.json'):

@@ -1,9 +1,9 @@
 """
 Bad input: one line that says what is wrong and what to do, status 2, and no traceback.
 
-Bad input is a ValueError or an OSError. `run` prints it; every script ends with `run(main)`. Any
-other error is a bug, and keeps its traceback. So does a ValueError in a file of the user's own, if
-Python has raised it and not a `raise` there. TRACEBACK=1 in the environment shows all.
+Bad input is a ValueError or an OSError. `run` prints it; a script with knobs ends with `run(main)`.
+Any other error is a bug, and keeps its traceback. So does a ValueError in a file of the user's own,
+if Python has raised it and not a `raise` there. TRACEBACK=1 in the environment shows all.
 """
 import difflib
 import linecache

@@ -28,12 +28,12 @@ def print_legend():
 
 def print_rows(title, rows, formats):
     """Print columns of rows that have a value somewhere. formats: {column: its format}."""
-    formats = {name: shape for name, shape in formats.items()
+    formats = {name: spec for name, spec in formats.items()
                if any(row.get(name) is not None for row in rows)}
     lines = [list(formats)]
     for row in rows:
-        lines.append(['' if row.get(name) is None else format(row[name], shape)
-                      for name, shape in formats.items()])
+        lines.append(['' if row.get(name) is None else format(row[name], spec)
+                      for name, spec in formats.items()])
     widths = [max(map(len, column)) for column in zip(*lines)]
     print(f'\n{title}')
     for first, *others in lines:

@@ -51,7 +51,9 @@ def test_a_mistake_in_a_file_of_ones_own_keeps_its_traceback(tmp_path):
 
 @pytest.mark.parametrize('command, out, error', [
     ("PYTHONIOENCODING=ascii {} 'print(chr(233))'", '?', ''),       # Windows, `> file`
-    ('{} 1 >&-', '', 'the output is closed')])
+    ('{} 1 >&-', '', 'the output is closed'),
+    ("(trap '' PIPE; {} 'while 1: print(1)'; echo $? >&2) | true", '', '141'),
+    ("{} 'raise KeyboardInterrupt'; echo $?", '130', '')])
 def test_the_output(command, out, error):
     program = ("import sys; from common.errors import run; "
                "run(lambda: exec(sys.argv[1]))")

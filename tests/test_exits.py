@@ -133,7 +133,9 @@ def batched(f):
 @pytest.mark.parametrize('rule', [
     *(make_exit(name, tau) for name, tau in TAUS.items()), make_exit('accel', 0),
     make_exit('accel', 2.0), make_exit('accel', math.inf), replace(make_exit('accel', 0.1), hits=1),
-    replace(make_exit('norm', 0.3), hits=3, keep=False), replace(make_exit('kl', 1e-3), hits=2)],
+    replace(make_exit('norm', 0.3), hits=3, keep=False), replace(make_exit('kl', 1e-3), hits=2),
+    # a signal that is tau is not below it
+    Exit(lambda x0, x1, memo, logits_of: (x1[..., 0] * 0 + 1, None), tau=1.0, name='tau')],
     ids=lambda rule: f'{rule.name}-{rule.tau:g}-{rule.hits}')
 def test_many_tokens_at_once_are_each_token_alone(rule):
     f, x0 = spiral(B=3, T=4)
@@ -156,7 +158,7 @@ def test_many_tokens_at_once_are_each_token_alone(rule):
                 assert algorithm_1(lambda x: f(x, b, t), x0[b, t], rule.tau, 60)[1] == used
     # tokens exit one after another; a turning spiral does not end every rule's loops
     assert len(evals.unique()) > 1 or rule.name == 'accel_hat' or (
-        rule.tau in (0, math.inf))
+        rule.tau in (0, 1, math.inf))
     # a rule keeps nothing between passes
     assert torch.equal(loop(batched(f), x0, 60, rule, read)[1], steps_used)
 

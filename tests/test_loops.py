@@ -160,8 +160,9 @@ def test_the_draw_against_its_formula():
 
 def test_first_states_are_a_cut_normal(tiny):
     e, std = torch.zeros(1, 512, 64), 0.4 ** 0.5
-    for group in tiny(n_embd=64, block_size=512).groups:
-        x0 = group.init_state(e)
+    groups = tiny(n_embd=64, block_size=512).groups
+    for group, noise in zip(groups, (fixed_noise(0), TrainingNoise())):
+        x0 = group.init_state(e, noise)
         assert abs(x0.std() - 0.9866 * std) < 0.01      # of a normal cut at 3 sigma
         assert abs(x0.mean()) < 0.02
         assert 2.9 * std < x0.abs().max() <= 3 * std + 1e-6
