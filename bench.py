@@ -297,8 +297,9 @@ def measure(model, methods, idx, targets, prompts, path, is_task, deepest=None):
         from compiled import compile_passes
         widths = [decoder_of(method.decoder).widths(method.plan(model)) for method in methods]
         compile_passes(model, set().union(*widths))
-        for method in methods:          # the first call compiles
-            time_to_write(model, method, prompts[0], new_tokens)
+        for method in methods:          # the first calls compile; drafts end with one token
+            for n_new in 2, new_tokens:
+                time_to_write(model, method, prompts[0], n_new)
     timings = [[] for _ in methods]     # of each method what each prompt has given
     for p, prompt in enumerate(prompts):        # all methods in turn, on a machine that may be busy
         print(f'time: prompt {p + 1} of {len(prompts)}', flush=True)
@@ -374,7 +375,7 @@ def thresholds_of(model, methods, idx, targets, is_task):
             lines.append(line)
 
         if is_task:
-            title = f'solved problems of {N}, wrong answers'
+            title = f'solved problems of {N}, wrong answers (cost)'
             good = [line for line in lines if line['tau'] == store]
             how = f'--store={store:g} on {N} problems'
         else:

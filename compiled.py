@@ -1,11 +1,11 @@
 """
 Compiled and recorded passes for writing text; sample.py and bench.py load it with --compile.
 
-    python sample.py --compile          fixed loops, drafts and waves
+    python sample.py --compile          drafts; with --decoder also the others
 
-A graph is made for each width and loop count of a pass, at any place in the text. On CUDA the
-passes are recorded as CUDA graphs. A pass with an exit rule stays eager: the host decides after
-each step, so compiling saves next to nothing. The pass that reads a prompt stays eager, too.
+A pass is compiled once for each width and loop count, at any place in the text. On CUDA passes are
+recorded as CUDA graphs. A pass with an exit rule stays eager: the host decides after each step, so
+compiling saves next to nothing. The pass that reads a prompt stays eager, too.
 """
 from dataclasses import replace
 
@@ -55,7 +55,7 @@ def compile_passes(model, widths):
     if model.lm_head.weight.is_cuda:
         whole = Recorded(eager)
     else:
-        # C++ in place of Python calls the kernels: a token of text takes about a fifth less time
+        # a token takes a fifth less time than if Python calls the kernels
         whole = torch.compile(eager, dynamic=False, fullgraph=True, options={'cpp_wrapper': True})
 
     def hidden(idx, plan):

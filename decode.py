@@ -27,7 +27,6 @@ from loops import derived_seed, of_groups
 
 # text ---------------------------------------------------------------------------------------------
 
-
 @torch.no_grad()
 def stream(model, idx, n_new, plan, decoder, policy, **draws):
     """
@@ -35,7 +34,7 @@ def stream(model, idx, n_new, plan, decoder, policy, **draws):
     tokens in all.
 
     policy: of the cache, see cache.slots_of. draws: seed (row b has seed + b), temperature, top_k,
-    see pick. ValueError, with the first token.
+    see pick. ValueError for bad input when the first token is asked for.
     """
     needed = decoder.needs_cache
     if needed not in (None, policy):
@@ -167,7 +166,7 @@ class Decoder:
         """ValueError if the model or the plan does not suit it."""
 
     def widths(self, plan):
-        """How many tokens its passes without a rule have, a set: these can be compiled."""
+        """The widths of its passes without a rule that are worth compiling, a set."""
         return set() if plan.rule else {1}
 
     def begin(self, results):
@@ -237,8 +236,8 @@ class Drafts(Decoder):
 
     def check_plan(self, model, plan):
         if not 1 <= self.draft_loops(plan) < min(plan.counts, default=1):
-            raise ValueError('the loops of drafts must lie between 1 and n_loop - 1, not '
-                             f'{self.draft_loops(plan)}')
+            raise ValueError('drafts need an n_loop of 2 or more, and loops from 1 to n_loop - 1, '
+                             f'not {self.draft_loops(plan)}')
         if self.tokens < 1:
             raise ValueError(f'drafts need at least 1 token, not {self.tokens}')
 
@@ -313,7 +312,7 @@ class Wave(Decoder):
     width: int = 8
     steps: int = 1
     needs_cache = 'latest'
-    # on pretrained/text: the text of 30 loops after bench.py's eight prompts, others may differ
+    # with it pretrained/text wrote what 30 loops write after bench.py's eight prompts
     default_rule = 'norm_rel', 0.003
     trace = None
 
@@ -355,10 +354,10 @@ class Wave(Decoder):
                             warm=list(before[:, None]))         # warm: (1, w, C) for each group
         logits, results = one_pass(model, inputs, text.position, warm_plan)
         after = torch.stack([result['x'][0] for result in results])             # (G, w, C)
-        check_finite(after)
-        says = text.draw(logits)[0].tolist()            # waits for the device
+        check_finite(after)             # NaN would mean noise; waits for the device
+        says = text.draw(logits)[0].tolist()
         for i, column in enumerate(self.columns):
-            if column.passes > 0:       # it has states from the pass before
+            if column.passes > 0:       # this is signal number column.passes: states came before
                 value, column.memo = plan.rule.observe(before[:, i], after[:, i], column.memo,
                                                        model.readout)
                 value = value.numpy(force=True)     # waits for the device, once a column and pass
@@ -424,7 +423,7 @@ def gumbel(seed, place, V):
 def pick(logits, places, seeds, temperature=1.0, top_k=None):
     """
     Logits (B, T, V) -> tokens (B, T), those at `places` (T,) of rows with these seeds (B,).
-    temperature 0: the likeliest. top_k: draw among so many likeliest ones, None = all.
+    temperature 0: the likeliest. top_k: draw among the top_k likeliest, None = all.
     """
     if temperature == 0:
         return logits.argmax(-1)

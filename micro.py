@@ -49,7 +49,7 @@ class Block(nn.Module):
         q, k, v = qkv.permute(2, 0, 3, 1, 4)                                    # (B, H, T, D) each
         if awake is not None:
             now = awake[:, None, :, None]                                       # (B, 1, T, 1)
-            old_k, old_v = cache.get(self, (k, v))      # in the first step all loop: none is needed
+            old_k, old_v = cache.get(self, (k, v))      # the first step, of all, needs no old ones
             k, v = torch.where(now, k, old_k), torch.where(now, v, old_v)
             cache[self] = k, v
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)             # (B, H, T, D)
@@ -80,7 +80,7 @@ class RecurrentGroup(nn.Module):
         x = noise_like(e)
         if tau is not None:
             cache = {}
-            return loop(lambda x, awake: self.step(x, e, awake, cache), x, n_loop, tau)
+            return loop(lambda state, awake: self.step(state, e, awake, cache), x, n_loop, tau)
         states = [x]
         for k in range(n_loop):     # Geiping 3.3: gradients flow through the last steps only
             with torch.set_grad_enabled(self.training and k >= n_loop - bptt):
@@ -98,11 +98,11 @@ def loop(f, x, k_max, tau, readers=None):
     """
     Algorithm 1: a token is still once its acceleration has been below tau twice in a row.
 
-    Returns the last states (B, T, C) and how many steps each one kept (B, T). f(x, awake): the
-    block map. A still token exits for good. With readers, it sleeps while all tokens that it reads
-    are still, and wakes when one of them moves: readers(moved) = who moved or reads a token that
-    moved, (B, T) -> (B, T). Here each token is computed in each step; loops.py computes the awake
-    alone, where a token reads few others.
+    Returns the last states (B, T, C) and how many steps each one kept (B, T), none asleep. f(x,
+    awake): the block map. A still token exits for good. With readers, it sleeps while all tokens
+    that it reads are still, and wakes when one of them moves: readers(moved) = who moved or reads a
+    token that moved, (B, T) -> (B, T). Here each token is computed in each step; loops.py computes
+    the awake alone, where a token reads few others.
     """
     awake = torch.ones(x.shape[:2], dtype=torch.bool)               # (B, T)
     streak, steps_used = torch.zeros(2, *x.shape[:2], dtype=torch.int)
@@ -112,7 +112,7 @@ def loop(f, x, k_max, tau, readers=None):
         delta_prev, delta = delta, x1 - x                                       # Eq. 1
         if delta_prev is not None:
             small = (delta - delta_prev).norm(dim=-1) < tau                     # Eq. 5
-            streak = torch.where(awake, (streak + 1) * small, streak)   # asleep, it stays as it is
+            streak = torch.where(awake, (streak + 1) * small, streak)   # 0 would wake its readers
         moved = streak < 2
         next_awake = moved if readers is None else readers(moved)
         keeps = awake & next_awake          # the step in which a token stops is thrown away
@@ -184,11 +184,10 @@ def show_loops(model, x, y):
 
 def show_scales(model, x):
     """
-    The two scales: the loop steps of a group, and the jump from its last state to the next group's
-    (the paper's Eq. 2: to its x^(0), here noise, and over the mean of all steps, the first one,
-    too). The first step, out of the noise, is longer than the jump; the later ones are the small
-    scale. The paper's cosines settle at 0.5 to 0.65. Here those of layers [2, 3] settle lower, the
-    others near 1; exercise 4 changes their sign.
+    The two scales: the loop steps of a group, and the jump from its last state to that of the next
+    group. The first step, out of the noise, is longer than the jump, so the mean leaves it out; the
+    paper's Eq. 2 has it, and jumps to the first state. The paper's cosines settle at 0.5 to 0.65.
+    Here those of layers [2, 3] settle lower, the others near 1; exercise 4 changes their sign.
     """
     _, trace = model(x, [8] * len(groups))
     for g, group in enumerate(groups):

@@ -52,7 +52,7 @@ cache: str | int = 'auto'   # exact, latest, or a number of slots; auto = what t
 decoder: str | None = None  # one of decode.DECODERS, as wave:width=8; None = drafts or one_by_one
 seed: Natural = 1337        # of the tokens drawn, or of the problems
 compile = False             # compiled passes: worth it on a GPU, or for thousands of tokens
-show_steps: bool | None = None  # colour tokens by their loop steps; None = pictures, on a terminal
+show_steps: bool | None = None  # colour tokens by loop steps; None = in pictures, on a terminal
 device = 'auto'
 # -------------------------------------------------------------------------------------------------
 
@@ -116,16 +116,15 @@ def answer_problems(model, checkpoint):
         print(f'--- {right.sum()} of {right.size} answers right, {100 * right.mean():.1f}%; '
               f'{marked}')
     if depth is not None:
-        in_one_pass = policy == 'exact' and model.groups
+        in_one_pass = policy == 'exact' and model.groups        # a plain model keeps no steps
         print(deepest_answer(y, depth, guesses, kept if in_one_pass else None), end='; ')
     last = ' in the last try' if num_starts > 1 else ''
     print(f'a token was computed {evals.mean():.1f} times{last}')
     if plan.rule and (kept == plan.counts).any():
-        # also tokens that the rule stopped in the very last step, if it keeps the one that triggers
+        # counts tokens, too, that a rule with keep has stopped in the very last step
         print('some tokens took the whole budget: a larger --n_loop may change them')
-    order = 'all tokens together'
-    if policy != 'exact':
-        order = f'one token after another (cache {policy})'
+    order = ('all tokens together' if policy == 'exact'
+             else f'one token after another (cache {policy})')
     print(f'read: {order}, {words}')
     if in_colour:
         print_legend()
@@ -203,14 +202,15 @@ def write_text(model, checkpoint):
         from compiled import compile_passes
         print('compiling: on a CPU up to a minute, in which nothing is written')
         compile_passes(model, widths)
-        # a text that nobody sees compiles. It is longer than a wave: near its end no wave is full
-        list(decode.stream(model, idx, 32 + max(widths), plan, writer, policy))
+        # texts that nobody sees compile: of one pass of one token, then of more than a full wave
+        for n_new in 2, 32 + max(widths):
+            list(decode.stream(model, idx, n_new, plan, writer, policy))
     in_colour = show_steps and model.groups
     for first in range(0, num_samples, n_rows):
         begin = time.perf_counter()
         torch.manual_seed(seed + first)         # for a rule that tosses coins
         parts = decode.stream(model, idx, max_new_tokens, plan, writer, policy,
-                               seed=seed + first, temperature=temperature, top_k=top_k)
+                              seed=seed + first, temperature=temperature, top_k=top_k)
         if n_rows > 1:      # they are written side by side, so they are printed when all are there
             parts = list(parts)
         n_tokens = 0

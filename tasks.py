@@ -25,9 +25,9 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
-from common.configurator import Count, NotNegative, build
+from common.configurator import Count, NotNegative, build, configure
 from common.encoding import Words
-from common.errors import check
+from common.errors import check, run
 from common.terminal import paint
 
 # -------------------------------------------------------------------------------------------------
@@ -288,8 +288,6 @@ def show(dataset, model_class=None, T=24, rows=1000, seed=0):
 
 
 if __name__ == '__main__':
-    from common.configurator import configure
-    from common.errors import run
     configure(globals(), positional='dataset')
     # a task's file imports this one as `tasks`: what it enters in TASKS is there, not here
     import tasks

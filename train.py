@@ -284,8 +284,8 @@ def train(run, checkpoint):
             raise
         if not was_stopped:     # all weights are saved, so Ctrl-C may stop the last table
             evaluation.save_scores(scores_of(run), out_dir)
-            say(f'{out_dir}: ckpt.pt, log.csv, loss.png, eval.csv; next: python sample.py '
-                f'--out_dir={out_dir}')
+            say(f'{out_dir}: ckpt.pt, log.csv, loss.png, eval.csv; next: python '
+                f'sample.py{settings.own_files} --out_dir={out_dir}')
             loss, it = run.best
             if it < run.done:
                 say(f'{out_dir}/ckpt_best.pt has the lowest held-out loss, {loss:.4f} at iteration '
@@ -392,8 +392,8 @@ def iterate(run, stop_signals):
             steps.clear()
         if stops:
             save(run, 'ckpt.pt')
-            say(f'stopped after iteration {it} and saved: python train.py --resume '
-                f'--out_dir={out_dir} goes on')
+            say(f'stopped after iteration {it} and saved: python train.py{settings.own_files} '
+                f'--resume --out_dir={out_dir} goes on')
             return True
     # a signal after the last step, while it was evaluated
     return distributed.add_up(torch.tensor(len(stop_signals), device=run.dev)).item() > 0

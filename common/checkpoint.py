@@ -74,8 +74,8 @@ def class_of(name, named=False):
     """
     module, _, attribute = name.partition(':')
     check(named or module == 'model' or module.startswith('zoo.') or module in sys.modules,
-          f'the class of the model is {name}, which is not loaded: if it is yours, name its file, '
-          f'{module.replace(".", "/")}.py, after the script')
+          f'the class of the model is {name}, which is not loaded: if it is yours, import its '
+          f'file, {module.replace(".", "/")}.py, or name it after the script')
     with explain(f"cannot import the model class '{name}'",
                  'write MODULE:CLASS, a subclass of model.GPT such as zoo.ouro:Ouro'):
         cls = getattr(import_module(module), attribute)

@@ -67,6 +67,7 @@ class Settings:
                     shows what is changed in place, and tells 1 from True
         given       {name: by whom}, FLAG or the path of a config file
         unknown     {name: value} of given names that no knob has; the value of a flag is its text
+        own_files   ' PATH' of each config file that is more than settings, in one text
     """
 
     def __init__(self, script, keep_unknown=False):
@@ -80,6 +81,7 @@ class Settings:
                              or inspect.get_annotations(sys.modules[script['__name__']]))
         self.given = {}
         self.unknown = {}
+        self.own_files = ''
 
     @property
     def flags(self):
@@ -155,7 +157,9 @@ class Settings:
         for key in (*set_here, *unknown):
             self.give(key, names.get(key), path)
         # with a def, a class or an import it is more than settings
-        if set_here and any(symbol.is_namespace() or symbol.is_imported() for symbol in symbols):
+        has_code = any(symbol.is_namespace() or symbol.is_imported() for symbol in symbols)
+        self.own_files += f' {path}' * has_code
+        if set_here and has_code:
             print(f"{path} sets {', '.join(set_here)}: if you do not mean the knob, write a "
                   'constant of your own in capitals', file=sys.stderr)
 

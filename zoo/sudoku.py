@@ -33,7 +33,8 @@ import torch
 from torch.nn import functional as F
 
 import tasks
-from common.errors import check
+from common.configurator import configure
+from common.errors import check, run
 from common.terminal import paint
 from model import GPT, Block, CausalSelfAttention, GPTConfig, attend_near
 from tasks import NOT_ASKED
@@ -459,7 +460,5 @@ def main():
 
 
 if __name__ == '__main__':
-    from common.configurator import configure
-    from common.errors import run
     configure(globals())
     run(main)
