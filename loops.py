@@ -1,9 +1,6 @@
 """
 A group of layers that loops: its noise, how its input comes in, the loop, and how often it runs.
 
-    python loops.py                                     loop counts drawn in training
-    python loops.py --mean_recurrence=12
-
 model.py puts a RecurrentGroup into its list of layers, (B, T, C) -> (B, T, C):
 
     x = init_state(e)                       x^(0), noise
@@ -388,25 +385,3 @@ def of_groups(results, name, idx):
     if not results:             # a model may have no groups
         return idx.new_zeros(*idx.shape, 0)
     return torch.stack([result[name] for result in results], dim=-1)
-
-
-# the demonstration --------------------------------------------------------------------------------
-
-mean_recurrence: float = 4.0    # r of the draw, whose mean is r + 1
-
-
-def main():
-    generator = torch.Generator().manual_seed(0)
-    draws = [sample_n_loop(mean_recurrence, generator) for _ in range(10_000)]
-    print(f'10,000 lognormal draws at r = {mean_recurrence:g}: mean {sum(draws) / 10_000:.2f}, '
-          f'at most {max(draws)}')
-    for n in range(1, min(max(draws), round(4 * mean_recurrence) + 4) + 1):
-        share = draws.count(n) / 10_000
-        print(f'{n:5d} {100 * share:5.1f}% ' + '#' * round(300 * share))
-
-
-if __name__ == '__main__':
-    from common.configurator import configure
-    from common.errors import run
-    configure(globals())
-    run(main)

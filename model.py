@@ -406,8 +406,7 @@ class GPT(nn.Module):
             n_loop = 30 if may_differ else max(1, round(config.mean_recurrence))
         n_groups = len(config.groups)
         counts = list(n_loop) if isinstance(n_loop, (list, tuple)) else [n_loop] * n_groups
-        are_counts = all(isinstance(n, int) and 1 <= n <= MOST_LOOPS for n in counts)
-        if len(counts) != n_groups or not are_counts:
+        if len(counts) != n_groups or not all(n in range(1, MOST_LOOPS + 1) for n in counts):
             raise ValueError(f'n_loop must be an int from 1 to {MOST_LOOPS:,}, or one for each of '
                              f'the {n_groups} groups, not {n_loop!r}')
         return counts

@@ -1,8 +1,10 @@
 """
 The figures of the pages, from the CSVs of this folder.
 
-    python -m results.figures       assets/deeper.png, assets/awake.png, assets/loops.png
+    python -m results.figures       assets/deeper.png, awake.png, loops.png, extra.png
 """
+from collections import Counter
+
 import numpy as np
 import torch
 
@@ -137,7 +139,31 @@ def loops(path):
     plots.save(figure, path)
 
 
+# extra.md -----------------------------------------------------------------------------------------
+
+def extra(path):
+    """Two panels: right answers of each training with more loops than it had."""
+    labels, right = Counter(), Counter()        # of a run at a loop count
+    for row in read_csv('results/extra.csv'):
+        place = row['run'], int(row['loops'])
+        labels[place] += int(row['labels'])
+        right[place] += int(row['labels']) * float(row['accuracy'])
+    figure, [axes] = plots.panels(2, 5, 3.2)
+    for ax, kind, title in zip(axes, ('boards', 'mazes'), ('Boards of 6 x 6', 'Mazes of 7 x 7')):
+        for run in dict.fromkeys(run for run, _ in labels if run.startswith(kind)):
+            counts = sorted(n for name, n in labels if name == run)
+            shares = [100 * right[run, n] / labels[run, n] for n in counts]
+            ax.plot([n / counts[0] for n in counts], shares, '.-', lw=0.8,
+                    color=plots.colour_of('fixed' in run))
+        ax.set(title=title, xlabel='loops, over those of training', ylabel='% right')
+        ax.set_xscale('log', base=2)
+        ax.xaxis.set_major_formatter('{x:g}')
+    axes[0].text(1.7, 98.5, 'blue: random numbers in training, orange: fixed', fontsize=8)
+    plots.save(figure, path)
+
+
 if __name__ == '__main__':
     deeper('assets/deeper.png')
     awake('assets/awake.png')
     loops('assets/loops.png')
+    extra('assets/extra.png')
