@@ -70,13 +70,13 @@ class KeysValues:
         """
         Write keys and values of new tokens at loop step k, new (B, T, 2, H, D) -> those of all
         tokens so far (B, end, 2, H, D), and the mask for attention. awake (B, T): which of the new
-        tokens are awake in this step, None = all; the others keep their last keys.
+        tokens are awake in this step, None = all; the others keep their last keys (in a ring
+        that has wrapped, maybe older ones).
         """
         self.allocate(len(new), new)
         slot = self.slot_of(k)
         if awake is not None:
-            # the last keys of a token that is not computed stand one slot back. In a ring that has
-            # wrapped, this slot keeps what it has, which may be the keys of an older step
+            # the last keys of a token that is not computed stand one slot back
             source = self.slot_of(k - 1) if k <= self.slots else slot
             before = self.kv[source, :, span.here]
             new = torch.where(awake[..., None, None, None], new, before)

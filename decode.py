@@ -30,8 +30,8 @@ from loops import derived_seed, of_groups
 @torch.no_grad()
 def stream(model, idx, n_new, plan, decoder, policy, **draws):
     """
-    Continue prompts idx (B, T): yield tokens (B, t) and their loop steps (B, t, groups), n_new
-    tokens in all.
+    Continue prompts idx (B, T): yield tokens (B, t) and their loop steps kept (B, t, groups),
+    n_new tokens in all.
 
     policy: of the cache, see cache.slots_of. draws: seed (row b has seed + b), temperature, top_k,
     see pick. ValueError for bad input when the first token is asked for.

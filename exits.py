@@ -4,7 +4,7 @@ Exit rules: when may a token stop looping, and when does it have to go on?
     python exits.py                 each rule but random on a spiral (for waking: python micro.py)
 
 `algorithm_1` is the paper's Algorithm 1, line by line, for one state, to read and to test against.
-`loop` is the same for any rule and many tokens at once; a token alone exits at the same step.
+`loop` is the same for any rule and many tokens at once; one token exits at the same step.
 
 An exit is for good, unless the rule wakes: then a token sleeps while it and all tokens that it
 reads are still, and wakes when one of them moves.
@@ -58,9 +58,9 @@ def algorithm_1(f, x0, tau, k_max):
 #                 waking: a signal that divides by the length of the last step must survive a 0
 #                 and stay small there (accel_hat is 1 after each waking: it hardly rests again)
 #     logits_of   state (..., C) -> logits (..., V), see Exit.reads
-#     value       (...), compared with tau. NaN = not known yet, in a token's first two steps alone:
-#                 not small. A yes-or-no signal is 0 where a token may exit and 1 elsewhere, with a
-#                 tau of 0.5
+#     value       (...), compared with tau. NaN in a token's first two steps: not known yet, and not
+#                 small. A yes-or-no signal is 0 where a token may exit and 1 elsewhere, with a tau
+#                 of 0.5
 
 def norm(x0, x1, memo, logits_of):
     """Eq. 3, the step norm."""
@@ -250,7 +250,7 @@ def signal_at(rule, x1, memos, at, x, logits_at):
     memo = None if memos is None else memos[at]
     logits_of = partial(logits_at, at=at, x=x) if logits_at else None
     value, memo = rule.observe(x[at], x1, memo, logits_of)
-    if (memo is None) != (memos is None) and len(at) < len(x):   # memos begin with all tokens
+    if (memo is None) != (memos is None) and (memo is None or len(at) < len(x)):
         raise ValueError(f"the signal of the exit rule '{rule.name}' must return a memo in every "
                          'step, or in none')
     if memo is None or memos is None:                   # no memos, or the first step of all tokens

@@ -87,7 +87,7 @@ class FixedNoise:
         shape = group.block_size, like.shape[-1]
         key = group.index, shape, like.device
         if key not in self.tables:      # drawn on the CPU, so that all devices agree
-            seed = derived_seed(self.seed, 'state', group.index, 0)    # 0: the same noise as ever
+            seed = derived_seed(self.seed, 'state', group.index, 0)    # 0: as in earlier versions
             generator = torch.Generator().manual_seed(seed)
             self.tables[key] = truncated_noise(*shape, generator=generator).to(like.device)
         return self.tables[key][pos].expand_as(like)
@@ -254,8 +254,8 @@ class RecurrentGroup(nn.Module):
         x = self.adapter.join(x, from_e)
         for i, block in enumerate(self.core):
             x = block(x, hooks[i] if hooks else None, pos)
-        # Geiping 3.2: the norm n_c closes the core, in every step by the text; in the published
-        # code after the last (zoo/huginn.py), and before the head once more, where ln_f stands here
+        # Geiping's text has this norm n_c in every step (3.2), his published code after the last
+        # alone (zoo/huginn.py); both have n_c before the head once more, where ln_f stands here
         if self.norm_inside:
             x = self.norm(x)
         if self.damping:            # not in the papers

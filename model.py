@@ -174,12 +174,12 @@ class CausalSelfAttention(nn.Module):
 
     def bring_in(self, kv, hook=None, pos=None):
         """
-        Keys and values of the new tokens -> those that they read, and a mask. Without a window:
-        all in the cache, and its mask; with one: all and the window's mask, or in long rows the
-        last few of each token; of the awake alone (update_some) as they come. Two layouts:
+        Keys and values of the new tokens -> those that they read, and a mask, in two layouts:
 
             kv (B, end, 2, H, D)        of all tokens; mask (T, end), None = causal
             kv (B, T, W, 2, H, D)       gathered for each token; mask (T, W): which are there
+
+        Gathered are windows in long rows, and what the hook update_some returns.
         """
         kv, mask = (kv, None) if hook is None else hook(kv)
         end = kv.shape[1]
@@ -271,7 +271,7 @@ class GatedMLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Geiping's sandwich (3.2), like x (B, T, C): a norm before each branch, one after the sum."""
+    """Geiping's sandwich (3.2), of (B, T, C): a norm before each branch, and one after the sum."""
     attention, feed_forward = CausalSelfAttention, MLP      # the classes of the branches
 
     def __init__(self, config):
@@ -327,7 +327,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        """Takase's init of linear layers and embeddings, and of nothing else (Geiping App. C.1)."""
+        """Takase's init, of linear layers and embeddings alone (Geiping App. C.1)."""
         config = self.config
         adapters = {part for group in self.groups for part in group.adapter.modules()}
         for name, module in self.named_modules():
@@ -474,7 +474,7 @@ class GPT(nn.Module):
                cache='auto', noise_seed=0, decoder=None, seed=0):
         """
         A generator of the new tokens after prompts idx (B, T), some at a time: tokens (B, t), and
-        their loop steps (B, t, groups). n_loop, exit, noise_seed: see forward. cache: see
+        their loop steps kept (B, t, groups). n_loop, exit, noise_seed: see forward. cache: see
         exits.choose. temperature, top_k, seed: see decode.stream. decoder: a decode.Decoder, or its
         name with arguments, such as 'wave:width=8'; None = one_by_one.
         """
@@ -490,7 +490,7 @@ class GPT(nn.Module):
     def generate(self, idx, max_new_tokens, *settings, **more):
         """
         Continue idx (B, T) -> (idx (B, T + new), steps_used (B, new, groups)): the new tokens, and
-        the loop steps that each of them took. The other arguments are those of stream.
+        the loop steps that each of them keeps. The other arguments are those of stream.
         """
         tokens, steps_used = zip(*self.stream(idx, max_new_tokens, *settings, **more))
         return torch.cat((idx, *tokens), dim=1), torch.cat(steps_used, dim=1)

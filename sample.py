@@ -45,10 +45,10 @@ length: int | None = None   # tokens (needs rotary positions); None = as in trai
 damping: float | None = None    # share of the old state that a loop step keeps; None = the run's
 dataset: str | None = None  # the model's task with other knobs, such as calc:reset=0.01
 exit: str | None = None     # of exits.EXITS, or MODULE:NAME; None = the decoder's, or fixed loops
-tau: float | None = None    # its threshold; None = of exits.json, or the rule's own
+tau: float | None = None    # its threshold; None = see exits.choose
 wake: bool | None = None    # may a token that has exited wake? None = on a task with cache exact
 n_loop: int | list | None = None    # None = the task's, else see GPT.loop_counts
-cache: str | int = 'auto'   # exact, latest, or a number of slots; auto = what the decoder needs
+cache: str | int = 'auto'   # exact, latest, or a number of slots; auto = exact, or the decoder's
 decoder: str | None = None  # one of decode.DECODERS, as wave:width=8; None = drafts or one_by_one
 seed: Natural = 1337        # of the tokens drawn, or of the problems
 compile = False             # compiled passes: worth it on a GPU, or for thousands of tokens
@@ -202,7 +202,7 @@ def write_text(model, checkpoint):
         from compiled import compile_passes
         print('compiling: on a CPU up to a minute, in which nothing is written')
         compile_passes(model, widths)
-        # texts that nobody sees compile: of one pass of one token, then of more than a full wave
+        # two unseen texts, to compile: one pass of one token, then more than a full wave
         for n_new in 2, 32 + max(widths):
             list(decode.stream(model, idx, n_new, plan, writer, policy))
     in_colour = show_steps and model.groups
@@ -220,7 +220,7 @@ def write_text(model, checkpoint):
             print(f'--- {writer.in_words(plan)}{words}, cache {policy}')
             if model.groups:
                 means = zip(steps.mean(dim=0).tolist(), model.config.groups)
-                print('mean loop steps: '
+                print('mean loop steps kept: '
                       + ', '.join(f'{mean:.2f} in group {group}' for mean, group in means))
         print(f'{n_tokens / (time.perf_counter() - begin):.1f} tokens/s')
     if in_colour:
@@ -240,7 +240,7 @@ def print_row(parts, b, encoding, text, in_colour):
         steps.append(used)
         if token < encoding.n_vocab:        # some tokens of a padded vocabulary have no text
             tokens_so_far.append(token)
-        # all of it again, since a token alone may lack its blank, or be a part of a letter
+        # all of it again, since a token alone may lose its leading blank, or be a part of a letter
         decoded = encoding.decode(tokens_so_far)
         if decoded.endswith('\ufffd'):
             continue

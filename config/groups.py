@@ -6,7 +6,7 @@ out_dir = 'out-groups'
 block_size = 512
 n_layer, n_head, n_embd = 12, 12, 768
 groups = [[4], [5, 6], [7]]     # paper silent: counted from 0
-# differs from the paper: the adapter starts as x + e; Geiping's is --injection=concat_random
+injection = 'concat'            # differs from the paper: starts as x + e; theirs is concat_random
 mean_recurrence = 12
 bptt_k = 8
 batch_size = 10                 # x 512 tokens = 307M tokens in 60k iterations
