@@ -41,7 +41,7 @@ from common.errors import check, run
 from common.evaluation import spread, windows_at_once
 from common.files import sha256_of, write_csv, write_json
 from common.terminal import print_rows
-from exits import Exit, choose
+from exits import Exit, make_exit
 from loops import Plan, as_noise
 
 # --------------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ compile = False             # compile passes that write a text and have no rule,
 calibrate = False           # print what thresholds cost, and measure nothing else
 most_nats = 0.005           # what a threshold that is stored may cost on text, per token
 store: float | bool = False     # with calibrate: write exits.json; on a task --store=1 stores 1
-seed = 0                    # of x^(0)
+seed = 0                    # of x^(0), and of rules that toss coins
 device = 'auto'
 # --------------------------------------------------------------------------------------------------
 
@@ -80,7 +80,7 @@ MEASURED = (
     'accuracy',         # the share of labels that are right, 0 to 1
     'solved',           # of problems: the share in which all are
     'rested',           # in which all tokens fell asleep, or stopped, before the budget ended
-    'both',
+    'both',             # solved, and rested
     'mean_evals',       # loop steps (block maps) computed for a token
     'identical',        # the share of texts that are those of the full budget, 0 to 1
     'blocks',           # layers computed in the groups, for a new token
@@ -148,21 +148,21 @@ def methods_of(model, task=None):
         for wakes in values_of(wake) or [can_wake]:
             check(can_wake or not wakes, 'tokens wake only in problems that are read in one pass, '
                   'with --cache=exact: leave out --wake')
-            methods += [Method(budget, policy, rule) for rule in rules_of(wakes, policy)]
+            methods += [Method(budget, policy, rule) for rule in rules_of(wakes)]
     if n_prompts and not task:          # decoders write texts
         for call in values_of(decoder):
             writer = decoder_of(call)
             most = getattr(writer, 'check', None) or budget
-            _, policy, _ = choose(decoder=writer)       # what 'auto' is for it
-            of_rules = rules_of(False, policy, writer) if writer.default_rule else [None]
+            policy = writer.needs_cache or 'exact'
+            of_rules = rules_of(False) if writer.default_rule else [None]
             methods += [Method(most, policy, rule, call) for rule in of_rules]
     return list(dict.fromkeys(methods))         # each once
 
 
-def rules_of(wakes, policy, writer=None):
-    """The rules that the knobs ask for, each with its thresholds, for a decoder: Exits."""
+def rules_of(wakes):
+    """An Exit for each rule that the knobs ask for, and each of its thresholds."""
     thresholds = values_of(taus) or (TAUS if calibrate else TAUS[3:])
-    return [choose(name, tau, wakes, policy, writer)[0]
+    return [make_exit(name, tau, wakes)
             for name, own_tau in map(name_and_tau, values_of(rules))
             for tau in (thresholds if own_tau is None else [own_tau])]
 
@@ -297,7 +297,7 @@ def measure(model, methods, idx, targets, prompts, path, is_task, deepest=None):
         from compiled import compile_passes
         widths = [decoder_of(method.decoder).widths(method.plan(model)) for method in methods]
         compile_passes(model, set().union(*widths))
-        for method in methods:          # the first calls compile; drafts end with one token
+        for method in methods:          # compiles; with n_new = 2 the last pass of drafts
             for n_new in 2, new_tokens:
                 time_to_write(model, method, prompts[0], n_new)
     timings = [[] for _ in methods]     # of each method what each prompt has given
@@ -416,8 +416,8 @@ def main():
     model, checkpoint, _, results = open_run(out_dir, dev, length=length)
     examples = data.examples_of(checkpoint, dataset)
     is_task = examples.is_task
-    check(not compile or n_prompts and not (is_task or calibrate), 'only texts that are timed are '
-          'compiled: leave out --compile')
+    check(not (compile and (is_task or calibrate or not n_prompts)), 'only texts that are timed '
+          'are compiled: leave out --compile')
     check(not store or is_task == (store is not True), 'on text --most_nats chooses the threshold '
           'that --store writes; on problems name the threshold, such as --store=1')
     T = model.config.block_size

@@ -156,7 +156,7 @@ class Decoder:
     """
     How the next tokens of a text are made. To add one, write a subclass and a line in DECODERS, and
     run `python sample.py mine.py --decoder=NAME`. The fields of a dataclass are arguments, as in
-    NAME:field=value. One object serves many texts: `begin` forgets what it knows of a window.
+    NAME:field=value. One object writes one text at a time; `begin` forgets what it knew before.
     """
     needs_cache = None      # the cache that it needs, 'exact' or 'latest'; None = any
     default_rule = None     # its exit rule, (name, tau), see exits.choose
@@ -357,7 +357,7 @@ class Wave(Decoder):
         check_finite(after)             # NaN would mean noise; waits for the device
         says = text.draw(logits)[0].tolist()
         for i, column in enumerate(self.columns):
-            if column.passes > 0:       # this is signal number column.passes: states came before
+            if column.passes > 0:       # before its first pass it had no states to compare
                 value, column.memo = plan.rule.observe(before[:, i], after[:, i], column.memo,
                                                        model.readout)
                 value = value.numpy(force=True)     # waits for the device, once a column and pass

@@ -31,7 +31,6 @@ from exits import Exit, loop
 
 # draws: how often to loop, and the noise ----------------------------------------------------------
 
-
 def derived_seed(*key):
     """A 63-bit seed from (seed, purpose, iteration, ...). Different keys give unrelated seeds."""
     digest = hashlib.sha256(repr(key).encode()).digest()

@@ -56,7 +56,7 @@ show_steps: bool | None = None  # colour tokens by loop steps; None = in picture
 device = 'auto'
 # -------------------------------------------------------------------------------------------------
 
-SKIP = 0.2      # of each start but the first: the chance that a token skips a step (sudoku.md)
+SKIP = 0.2      # of starts after the first: a token's chance to skip a step (results/sudoku.md)
 
 # how to decode ------------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ def answers_of(model, problems, x, plan, policy):
     kept, evals = np.zeros((2, *x.shape, len(model.groups)), dtype=int)
     left = np.arange(len(x))            # the problems that are not solved yet
     for attempt in range(num_starts):
-        for group in model.groups:      # with a rule, who skips a step would look still
+        for group in model.groups:      # a rule would take a skipped step for rest
             group.skip = SKIP if attempt and not plan.rule else 0.0
         logits, *steps = decode.read(model, idx[left], replace(plan, noise=as_noise(attempt)),
                                      policy)
@@ -156,9 +156,9 @@ def answers_of(model, problems, x, plan, policy):
 
 def deepest_answer(y, depth, guesses, kept=None):
     """
-    In words, whether the deepest label was found (all (B, T)), and in which loop. kept: loop steps
-    (B, T, groups), None where tokens were read one after another, since then those of the tokens
-    before it are not counted.
+    In words: was the deepest label found, and in which loop? All (B, T). kept: loop steps (B, T,
+    groups); None if the model has no groups, or has read one token after another: then the loops of
+    earlier tokens would count, too.
     """
     asked = y != NOT_ASKED
     deepest = np.unravel_index(np.where(asked, depth, -1).argmax(), y.shape)
@@ -202,7 +202,7 @@ def write_text(model, checkpoint):
         from compiled import compile_passes
         print('compiling: on a CPU up to a minute, in which nothing is written')
         compile_passes(model, widths)
-        # two unseen texts, to compile: one pass of one token, then more than a full wave
+        # compile with two texts that nobody sees; drafts may end with a pass of one token
         for n_new in 2, 32 + max(widths):
             list(decode.stream(model, idx, n_new, plan, writer, policy))
     in_colour = show_steps and model.groups

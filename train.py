@@ -7,7 +7,7 @@ Train a recurrent-depth GPT.
     python train.py --eval_only --out_dir=out-calc --block_size=192 '--eval_loops=[64,256]'
                                             no training: the losses by loops, and on a task by
                                             depth, at another length
-    python train.py --model_class=mine:Mine             another class of model, in mine.py
+    python train.py mine.py --model_class=mine:Mine     another class of model, in mine.py
     torchrun --standalone --nproc_per_node=2 train.py config/groups.py
 
 writes ckpt.pt, ckpt_ITER.pt at keep_iters, ckpt_best.pt, log.csv and loss.png; eval.csv at the end.
@@ -27,6 +27,7 @@ are nats per token.
 import csv
 import math
 import os
+import re
 import time
 from contextlib import nullcontext
 from dataclasses import MISSING, dataclass, fields
@@ -69,7 +70,7 @@ n_layer = 6
 n_head = 2
 n_embd = 96
 groups: list | Literal['all'] = [[1], [2, 3], [4]]  # looped layers, from 0; [] = a plain GPT
-mean_recurrence: float = 4.0    # r: training loops r + 1 times on average, evaluation r times
+mean_recurrence: float = 4.0    # r: training loops r + 1 times on average
 loop_draw: Literal['lognormal', 'fixed'] = 'lognormal'  # lognormal: Geiping; fixed: always r times
 bptt_k = 3                  # last loop steps of a group that have gradients; 8 takes a third longer
 injection = 'concat'        # how e enters each step, a name in loops.INJECTIONS: add, none, ...
@@ -141,6 +142,9 @@ def make_model(cls, checkpoint, examples):
     args = {field.name: values[field.name] for field in fields(cls.Config) if field.name in values}
     torch.manual_seed(derived_seed(seed, 'init'))
     model = cls(cls.Config(**args))
+    others = [name for name, value in checkpoint.get('model_args', {}).items()
+              if eval_only and name != 'block_size' and getattr(model.config, name, value) != value]
+    check(not others, f"--eval_only takes the trained model: leave out {', '.join(others)}")
     if checkpoint:
         with explain('the weights do not fit', 'leave out what you changed', RuntimeError):
             missing, unexpected = model.load_state_dict(checkpoint['model'],
@@ -213,19 +217,15 @@ def take_earlier_knobs():
     and --eval_only take those of the earlier run, and --init_from those of its model. What the user
     has set stays, with --resume only flags.
     """
-    of_user = settings.given.keys()
+    of_user = set(settings.given)
     if eval_only:
         checkpoint = read_checkpoint(init_from or out_dir)
         earlier = checkpoint['config'] | checkpoint['model_args']
-        others = [name for name, value in checkpoint['model_args'].items()
-                  if name in of_user - {'block_size'} and settings.knobs().get(name) != value]
-        check(not others, '--eval_only takes the model as it was trained: leave out '
-              f"{', '.join(others)}")
     elif resume and os.path.exists(f'{out_dir}/ckpt.pt'):
         checkpoint = read_checkpoint(out_dir)
         check('optimizers' in checkpoint, f'{out_dir}/ckpt.pt holds weights alone: start from it '
               'with --init_from, in another --out_dir')
-        earlier = checkpoint['config']
+        earlier = checkpoint['model_args'] | checkpoint['config']
         of_user = settings.flags
     else:
         if resume:
@@ -238,9 +238,10 @@ def take_earlier_knobs():
         earlier = checkpoint['model_args']
     earlier = earlier | dict(model_class=checkpoint['model_class'])
     kept = of_user | {'out_dir', 'resume', 'overwrite', 'init_from', 'eval_only'}
-    for name in (settings.knobs().keys() - kept) & earlier.keys():
+    for name in earlier.keys() & (settings.knobs() | settings.unknown).keys() - kept:
+        settings.unknown.pop(name, None)
         settings.take({name: earlier[name]})
-        settings.given.pop(name, None)      # the user has not named the checkpoint's own class
+        settings.given.pop(name, None)      # a class that a config file names does not count
     return checkpoint
 
 
@@ -254,7 +255,7 @@ def take_fields(config, is_new):
     settings.add({name: hint for name, hint in hints.items() if name not in inherited})
     free = settings.knobs().keys() - settings.given if is_new else ()
     for field in fields(config):
-        if field.name in free and field not in inherited.values():
+        if field.name in free and inherited.get(field.name) is not field:
             has_value = field.default is not MISSING
             settings.take({field.name: field.default if has_value else field.default_factory()})
 
@@ -358,6 +359,7 @@ def iterate(run, stop_signals):
                 log.add(row)
                 plots.losses(log.rows, run.counts, f'{out_dir}/loss.png')
         if it == max_iters:
+            save(run, 'ckpt.pt')        # again, with the best
             break
 
         # a step
@@ -470,8 +472,7 @@ def evaluate_only(run, checkpoint):
     scores = scores_of(run, eval_windows if 'eval_windows' in settings.given else None)
     results = folder_of_results(checkpoint['folder'])
     weights = os.path.basename(checkpoint['path']).removesuffix('.pt')
-    suffix = f'_{weights}-{run.done}_{dataset}_{block_size}'
-    suffix = suffix.replace(':', '-').replace('=', '-')
+    suffix = re.sub('[:=]', '-', f'_{weights}-{run.done}_{dataset}_{block_size}')
     evaluation.save_scores(scores, results, suffix)
     say(f'{results}/eval{suffix}.csv')
 

@@ -37,7 +37,6 @@ n_loop = 512                # fixed loops for a piece
 path: str | None = None     # of a CSV, a row for each problem
 # -------------------------------------------------------------------------------------------------
 
-
 def first_errors(x, y, guesses, setters):
     """Where the first error of each chain is (N,). setters: the words that begin a chain."""
     chain = np.isin(x[0], setters).cumsum()

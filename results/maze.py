@@ -31,7 +31,6 @@ path: str | None = None     # of the CSV; None = maze.csv in the folder of the r
 seed = 5                    # of the mazes
 # -------------------------------------------------------------------------------------------------
 
-
 def mazes(side, n, deep):
     """n mazes -> tokens, labels and depths of the rooms, (n, side * side) each."""
     rng = np.random.default_rng([seed, side, int(deep)])

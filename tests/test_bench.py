@@ -219,7 +219,6 @@ def test_the_interval_is_paired_and_of_a_ratio():
     draws = difference[picks].sum(axis=1) / labels[picks].sum(axis=1)
     ends = np.percentile(draws, [2.5, 97.5])
     assert [low - cost, high - cost] == pytest.approx(ends - cost, rel=0.05)
-    # one window has no interval
     assert np.isnan(bench.excess(found([2], [1]), found([1], [1]))[1:]).all()
 
 

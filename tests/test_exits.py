@@ -2,6 +2,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from conftest import exit_by_hand, loop
@@ -161,6 +162,28 @@ def test_many_tokens_at_once_are_each_token_alone(rule):
         rule.tau in (0, 1, math.inf))
     # a rule keeps nothing between passes
     assert torch.equal(loop(batched(f), x0, 60, rule, read)[1], steps_used)
+
+
+def test_after_waking_the_memo_is_that_of_rest():
+    """Each of three tokens reads the one before: 0 moves, then 1 once, and 2 wakes for it."""
+    memos = []
+
+    def scripted(x0, x1, memo, logits_of):
+        step, token = x1[:, 0], x1[:, 1]        # a state counts its steps, and knows its token
+        moves = (token == 0) & (step < 5) | (token == 1) & (step == 3)
+        if memo is not None and not torch.equal(x0, x1):
+            memos.append({int(t): value.item() for t, value in zip(token, memo)})
+        return moves.float(), x1[:, 0] - x0[:, 0]
+
+    def readers(moved):
+        return moved | np.roll(moved, 1, axis=1) & [False, True, True]
+
+    x = torch.tensor([[[0.0, 0], [0, 1], [0, 2]]])
+    _, _, evals = exits.loop(lambda x, k, at: x[at] + torch.tensor([1.0, 0]), x, 9,
+                             Exit(scripted, tau=0.5, wake=True), readers=readers)
+    assert evals.tolist() == [[5, 5, 2]]        # token 2 in steps 1 and 4
+    assert [sorted(entry) for entry in memos] == [[0, 1], [0, 1], [0, 1, 2], [0, 1]]
+    assert memos[2][2] == 0 and memos[2][1] == 1
 
 
 @pytest.mark.parametrize('memo', ['x0', 'x1'])
