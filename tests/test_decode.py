@@ -63,7 +63,6 @@ def test_token_by_token_is_the_whole_sequence(tiny, name, seed, changes):
 
 # texts --------------------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize('name, T, changes', [
     (None, 5, {}), ('kl', 1, {}), ('accel', 16, ROTARY), (None, 9, ROTARY | dict(groups=[])),
     (None, 5, WINDOW)])
