@@ -41,7 +41,7 @@ from common.errors import check, run
 from common.evaluation import spread, windows_at_once
 from common.files import sha256_of, write_csv, write_json
 from common.terminal import print_rows
-from exits import Exit, make_exit
+from exits import Exit, choose, make_exit
 from loops import Plan, as_noise
 
 # --------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def methods_of(model, task=None):
         for call in values_of(decoder):
             writer = decoder_of(call)
             most = getattr(writer, 'check', None) or budget
-            policy = writer.needs_cache or 'exact'
+            _, policy, _ = choose(decoder=writer)       # what 'auto' is for it
             of_rules = rules_of(False) if writer.default_rule else [None]
             methods += [Method(most, policy, rule, call) for rule in of_rules]
     return list(dict.fromkeys(methods))         # each once
@@ -297,7 +297,7 @@ def measure(model, methods, idx, targets, prompts, path, is_task, deepest=None):
         from compiled import compile_passes
         widths = [decoder_of(method.decoder).widths(method.plan(model)) for method in methods]
         compile_passes(model, set().union(*widths))
-        for method in methods:          # compiles; with n_new = 2 the last pass of drafts
+        for method in methods:          # compile, with n_new = 2 the last pass of drafts
             for n_new in 2, new_tokens:
                 time_to_write(model, method, prompts[0], n_new)
     timings = [[] for _ in methods]     # of each method what each prompt has given

@@ -253,7 +253,7 @@ class RecurrentGroup(nn.Module):
         x = self.adapter.join(x, from_e)
         for i, block in enumerate(self.core):
             x = block(x, hooks[i] if hooks else None, pos)
-        # Geiping's text has this norm n_c in every step (3.2), his published code after the last
+        # Geiping's text has this norm n_c in every step (3.2), the published code after the last
         # alone (zoo/huginn.py); both have n_c before the head once more, where ln_f stands here
         if self.norm_inside:
             x = self.norm(x)

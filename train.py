@@ -165,7 +165,7 @@ def forward_backward(run, it):
         x, y, n_loop, noise = get_batch(run, it, micro)
         n_tokens += distributed.WORLD * x.numel()
         with run.autocast:
-            _, part = run.model(x, y, n_loop=n_loop, noise_seed=noise)    # which takes a noise, too
+            _, part = run.model(x, y, n_loop=n_loop, noise_seed=noise)    # or a noise, as here
         part = part / gradient_accumulation_steps
         part.backward()
         loss += part.detach()

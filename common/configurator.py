@@ -150,7 +150,7 @@ class Settings:
             exec(compile(source, path, 'exec'), names)
             symbols = symtable.symtable(source, path, 'exec').get_symbols()
         assigned = {symbol.get_name() for symbol in symbols if symbol.is_assigned()}
-        # one that is set to its default is given, too
+        # a knob that is set to its default is given, too
         set_here = [key for key, text in self.last_set.items()
                     if key in assigned or repr(names.get(key)) != text]
         unknown = knobs_of(names).keys() - self.last_set if self.keep_unknown else ()
@@ -158,7 +158,8 @@ class Settings:
             self.give(key, names.get(key), path)
         # with a def, a class or an import it is more than settings
         has_code = any(symbol.is_namespace() or symbol.is_imported() for symbol in symbols)
-        self.own_files += f' {path}' * has_code
+        if has_code:
+            self.own_files += f' {path}'
         if set_here and has_code:
             print(f"{path} sets {', '.join(set_here)}: if you do not mean the knob, write a "
                   'constant of your own in capitals', file=sys.stderr)
