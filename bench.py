@@ -6,7 +6,7 @@ How good and how fast is each way to decode: fixed loops, exit rules, drafts, wa
     python bench.py --calibrate         what each threshold costs, on text or on problems
     python bench.py --calibrate --store     the largest that cost at most 0.005 nats per token are
                                         written into exits.json, where sample.py finds them; on
-                                        problems you name the threshold: --store=1
+                                        problems you name both: --rules=accel --store=1
 
 A way to decode is a *method*, and a row of bench.csv. Each is compared with the first one, the
 *full budget*: n_loop fixed loops with the cache `exact`. n_loop is 30, or mean_recurrence if
@@ -52,7 +52,7 @@ length: int | None = None   # tokens of a window; None = block_size
 rules: str | list = ['norm_rel', 'kl', 'accel']     # names in exits.EXITS, or MODULE:NAME
 taus: float | list | None = None    # thresholds; None = 0.03 ... 30, with calibrate 0.001 ... 30
 budgets: int | list = [1, 2, 4, 8]  # fixed loop steps
-decoder: str | list = ['drafts:loops=2,check=8', 'wave:width=8']    # as in sample.py, of a text
+decoder: str | list = ['drafts:loops=2,check=8', 'wave:width=8']    # of a text; check: its loops
 n_loop: int | None = None   # the full budget; None = that of the model or the task
 cache: str | int | list = 'exact'   # of fixed loops and rules: exact, latest, a number of slots
 wake: bool | list | None = None     # may a token that has exited wake? None = on a task
@@ -390,8 +390,9 @@ def thresholds_of(model, methods, idx, targets, is_task):
             print(f"tau = {largest['tau']:g}: {how}")
             rows[name, policy] = dict(rule=name, cache=policy, tau=largest['tau'],
                                       cost=largest['cost'], wake=wakes, how=how)
-        elif not is_task:
-            rows[name, policy] = None
+        elif not is_task:       # what two windows or less have measured is no reason to forget
+            if not math.isnan(line['at_most']):
+                rows[name, policy] = None
             print(f'no threshold costs at most {most_nats:g} nats')
     return rows
 
@@ -418,6 +419,8 @@ def main():
     is_task = examples.is_task
     check(not (compile and (is_task or calibrate or not n_prompts)), 'only texts that are timed '
           'are compiled: leave out --compile')
+    check(not (store and is_task) or len(values_of(rules)) == 1, 'on problems one threshold is '
+          'stored for one rule: name it, such as --rules=accel')
     check(not store or is_task == (store is not True), 'on text --most_nats chooses the threshold '
           'that --store writes; on problems name the threshold, such as --store=1')
     T = model.config.block_size

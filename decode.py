@@ -3,8 +3,9 @@ Decoding: a prompt in, tokens out, one by one, as drafts that are checked, or as
 
     python decode.py                    a prompt continued by a wave, pass by pass
 
-`stream` is the loop over the tokens, and a Decoder makes the next ones. The noise that draws the
-token at a place depends on (seed, place) alone: decoders with the same logits write the same text.
+`stream` loops over the tokens of a text, and a Decoder makes the next ones; `read` reads a problem.
+The noise that draws the token at a place depends on (seed, place) alone: decoders with the same
+logits write the same text.
 
 Geiping: App. D.6 (warm start), 5 (drafts: self-speculation). Geiping et al. 2025b, arXiv
 2510.14961 (waves).
@@ -196,7 +197,7 @@ class OneByOne(Decoder):
 
 
 class WarmStart(Decoder):
-    """One token, from what the groups put out for the token before it."""
+    """One token, from the groups' outputs (a wave: states) for the token before it."""
     one_row = False
 
     def check_plan(self, model, plan):
@@ -222,9 +223,9 @@ def reads_input(model):
 @dataclass
 class Drafts(Decoder):
     """
-    Draft up to `tokens` tokens with `loops` loops, None = a quarter of the budget, then run them
-    side by side with the plan's loops and rule, and keep those that agree. Both use the same draws,
-    so that the text is that of one_by_one.
+    Draft up to `tokens` tokens with `loops` loops, None = a quarter of the smallest budget, then
+    run them side by side with the plan's loops and rule, and keep those that agree. Both use the
+    same draws, so that the text is that of one_by_one.
     """
     loops: int | None = None
     tokens: int = 4
@@ -236,7 +237,7 @@ class Drafts(Decoder):
 
     def check_plan(self, model, plan):
         if not 1 <= self.draft_loops(plan) < min(plan.counts, default=1):
-            raise ValueError('drafts need an n_loop of 2 or more, and loops from 1 to n_loop - 1, '
+            raise ValueError('drafts need groups, n_loop from 2, and loops from 1 to n_loop - 1, '
                              f'not {self.draft_loops(plan)}')
         if self.tokens < 1:
             raise ValueError(f'drafts need at least 1 token, not {self.tokens}')
@@ -248,7 +249,7 @@ class Drafts(Decoder):
         return {1} if plan.rule else {1, 1 + self.tokens}       # the check has the plan's rule
 
     def __call__(self, model, plan, text, most):
-        # the pass begins with the last token, and gives one token more than there are drafts
+        # the check begins with the last token, and gives one token more than there are drafts
         position = text.position
         room = min(self.tokens, text.block_size - 1 - position, most - 1)
         few_loops = replace(plan, counts=[self.draft_loops(plan)] * len(plan.counts), rule=None)

@@ -56,7 +56,7 @@ def algorithm_1(f, x0, tau, k_max):
 #                 tensor (..., any) in every step, or always None. If the rule wakes, a token that
 #                 falls asleep takes one step of length 0, from x to x, whose memo it has after
 #                 waking: a signal that divides by the length of the last step must survive a 0
-#                 and stay small there (accel_hat is 1 after each waking: it hardly rests again)
+#                 and stay small there (accel_hat is 1: each waking breaks its streak)
 #     logits_of   state (..., C) -> logits (..., V), see Exit.reads
 #     value       (...), compared with tau. NaN in a token's first two steps: not known yet, and not
 #                 small. A yes-or-no signal is 0 where a token may exit and 1 elsewhere, with a tau
@@ -245,7 +245,7 @@ def numbers_of(mask, like):
 def signal_at(rule, x1, memos, at, x, logits_at):
     """
     The signal of the tokens `at` in their step from x (B T, C) to x1 (N, C) -> its value (N,), and
-    the memos of all tokens (B T, any).
+    the memos of all tokens (B T, any), changed in place.
     """
     memo = None if memos is None else memos[at]
     logits_of = partial(logits_at, at=at, x=x) if logits_at else None

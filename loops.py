@@ -196,7 +196,7 @@ class Plan:
     noise: FixedNoise | TrainingNoise = fixed_noise(0)
     span: Span | None = None            # the positions of the tokens of a pass
     cache: dict | None = None           # see cache.make_cache; None = no tokens but those of a pass
-    warm: list | None = None            # first states (B, T, C) of each group; NaN = noise
+    warm: list | None = None            # first states (B, T, C) of each group; NaN = x^(0)
     keep_states: bool = False           # record the states of all steps
     passes: list | None = None          # decode.one_pass appends its evals, (B, T, groups)
 
@@ -341,8 +341,8 @@ class RecurrentGroup(nn.Module):
 
     def map_of_all(self, e, span, cache=None):
         """
-        The block map that computes all tokens: f(x, k), x (B, T, C) -> the states after step k (B,
-        T, C). With `at` it is that of exits.loop: tokens asleep keep their keys and values.
+        The block map that computes all tokens: f(x, k), (B, T, C) -> (B, T, C), states before and
+        after step k. In exits.loop f(x, k, at), (B T, C) -> (N, C): those asleep keep their keys.
         """
         # e's share of every step, computed once and outside no_grad: the steps with gradients pass
         # them on to e. Under autocast a product is bf16, and the state must stay float32

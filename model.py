@@ -41,7 +41,7 @@ class GPTConfig:
     n_embd: int = 768
     # the layers that loop, 'all' = all as one group; paper silent: counted from 0
     groups: list | Literal['all'] = field(default_factory=lambda: [[4], [5, 6], [7]])
-    mean_recurrence: float = 12.0   # r: training loops r + 1 times on average, evaluation r times
+    mean_recurrence: float = 12.0   # r: training loops r + 1 times on average
     loop_draw: str = 'lognormal'    # loops in training: Geiping's draw, or 'fixed' at r
     bptt_k: int = 8                 # gradients through the last loop steps (Geiping 3.3)
     injection: str = 'concat'       # how e enters, see loops.INJECTIONS; concat_random: the paper's
@@ -179,7 +179,7 @@ class CausalSelfAttention(nn.Module):
             kv (B, end, 2, H, D)        of all tokens; mask (T, end), None = causal
             kv (B, T, W, 2, H, D)       gathered for each token; mask (T, W): which are there
 
-        Gathered are windows in long rows, and what the hook update_some returns.
+        Gathered are windows in long rows or with a bias, and what the hook update_some returns.
         """
         kv, mask = (kv, None) if hook is None else hook(kv)
         end = kv.shape[1]

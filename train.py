@@ -90,7 +90,7 @@ warmup_iters: Natural = 100
 lr_decay_iters: Count | None = None   # None = max_iters, as it was when the run began
 weight_decay: NotNegative = 0.1          # on matrices only
 grad_clip: NotNegative = 1.0             # norm; 0.0 = off
-seed = 1337                 # batches, loop draws and noise all derive from it
+seed = 1337                 # weights, batches, loop draws and noise
 # evaluation, log, checkpoints
 eval_interval: Count = 500         # iterations between two evaluations, each with a ckpt.pt
 eval_windows: Count | None = 200  # held-out windows each time; None = all, as in the last table
@@ -241,14 +241,14 @@ def take_earlier_knobs():
     for name in earlier.keys() & (settings.knobs() | settings.unknown).keys() - kept:
         settings.unknown.pop(name, None)
         settings.take({name: earlier[name]})
-        settings.given.pop(name, None)      # a class that a config file names does not count
+        settings.given.pop(name, None)      # it is the checkpoint's now: see named= in main
     return checkpoint
 
 
 def take_fields(config, is_new):
     """
-    What a class of one's own adds to GPTConfig are knobs, if the user has given them. Where it has
-    another default, a new model has that, unless the user has given the knob.
+    Fields that a class adds to GPTConfig become knobs, if the user has given them; other unknown
+    names are refused. Where it has another default, a new model has that, unless it was given.
     """
     inherited = GPTConfig.__dataclass_fields__
     hints = get_type_hints(config)
@@ -342,7 +342,7 @@ def iterate(run, stop_signals):
         if it in keep_iters:
             save(run, f'ckpt_{it:06d}.pt')
         if it % eval_interval == 0 or it == max_iters:
-            if it or not max_iters:     # a run of 0 iterations has one, too
+            if it:
                 save(run, 'ckpt.pt')    # first, so that a kill does not cost what was learned
             scores = scores_of(run, eval_windows)
             lowest = min(score.loss for score in scores.values())

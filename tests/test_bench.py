@@ -46,7 +46,7 @@ def value(rows, name, column):
 # a whole run --------------------------------------------------------------------------------------
 
 def test_a_whole_run(fresh):
-    assert re.search('--decoder=.* as in sample.py', finished('--help', script='bench.py'))
+    assert re.search('--decoder=.* of a text', finished('--help', script='bench.py'))
     printed = finished(*SMALL, "--cache=['exact','latest']", script='bench.py')
     rows = read_csv('out/bench.csv')
     names = [f'loops {n}, {cache}' for n in (1, 2, 5) for cache in ('exact', 'latest')]
@@ -193,6 +193,7 @@ def test_what_thresholds_cost_on_problems(sums_run, monkeypatch):
         evals = trace[0]['evals'].double().mean().item()
         assert rows[tau] == [(~wrong).all(axis=1).sum(), wrong.sum(), round(evals, 2)]
     assert 'name the threshold' in refused(*flags, '--store', script='bench.py')
+    assert 'one rule' in refused(*flags[1:], '--store=1', script='bench.py')
     finished(*flags, '--store=0.3', script='bench.py')
     row, = json.loads(Path('out/exits.json').read_text())['exits']
     assert (row['rule'], row['tau'], row['cost']) == ('norm', 0.3, rows[0.3][1])
