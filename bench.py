@@ -52,7 +52,7 @@ length: int | None = None   # tokens of a window; None = block_size
 rules: str | list = ['norm_rel', 'kl', 'accel']     # names in exits.EXITS, or MODULE:NAME
 taus: float | list | None = None    # thresholds; None = 0.03 ... 30, with calibrate 0.001 ... 30
 budgets: int | list = [1, 2, 4, 8]  # fixed loop steps
-decoder: str | list = ['drafts:loops=2,check=8', 'wave:width=8']    # of a text; check: its loops
+decoder: str | list = ['drafts:loops=2,check=8', 'wave:width=8']    # of a text; drafts have check
 n_loop: int | None = None   # the full budget; None = that of the model or the task
 cache: str | int | list = 'exact'   # of fixed loops and rules: exact, latest, a number of slots
 wake: bool | list | None = None     # may a token that has exited wake? None = on a task
@@ -297,8 +297,8 @@ def measure(model, methods, idx, targets, prompts, path, is_task, deepest=None):
         from compiled import compile_passes
         widths = [decoder_of(method.decoder).widths(method.plan(model)) for method in methods]
         compile_passes(model, set().union(*widths))
-        for method in methods:          # compile, with n_new = 2 the last pass of drafts
-            for n_new in 2, new_tokens:
+        for method in methods:          # the first calls compile
+            for n_new in 2, new_tokens:         # 2: the pass of one token with which drafts end
                 time_to_write(model, method, prompts[0], n_new)
     timings = [[] for _ in methods]     # of each method what each prompt has given
     for p, prompt in enumerate(prompts):        # all methods in turn, on a machine that may be busy
@@ -390,9 +390,8 @@ def thresholds_of(model, methods, idx, targets, is_task):
             print(f"tau = {largest['tau']:g}: {how}")
             rows[name, policy] = dict(rule=name, cache=policy, tau=largest['tau'],
                                       cost=largest['cost'], wake=wakes, how=how)
-        elif not is_task:       # what two windows or less have measured is no reason to forget
-            if not math.isnan(line['at_most']):
-                rows[name, policy] = None
+        elif not is_task:
+            rows[name, policy] = None
             print(f'no threshold costs at most {most_nats:g} nats')
     return rows
 
@@ -419,6 +418,7 @@ def main():
     is_task = examples.is_task
     check(not (compile and (is_task or calibrate or not n_prompts)), 'only texts that are timed '
           'are compiled: leave out --compile')
+    check(is_task or not calibrate or n_windows > 2, 'an interval needs n_windows of 3 or more')
     check(not (store and is_task) or len(values_of(rules)) == 1, 'on problems one threshold is '
           'stored for one rule: name it, such as --rules=accel')
     check(not store or is_task == (store is not True), 'on text --most_nats chooses the threshold '

@@ -90,7 +90,7 @@ warmup_iters: Natural = 100
 lr_decay_iters: Count | None = None   # None = max_iters, as it was when the run began
 weight_decay: NotNegative = 0.1          # on matrices only
 grad_clip: NotNegative = 1.0             # norm; 0.0 = off
-seed = 1337                 # weights, batches, loop draws and noise
+seed = 1337                 # of weights, batches, loop draws and noise
 # evaluation, log, checkpoints
 eval_interval: Count = 500         # iterations between two evaluations, each with a ckpt.pt
 eval_windows: Count | None = 200  # held-out windows each time; None = all, as in the last table

@@ -104,7 +104,7 @@ def test_a_whole_run(fresh):
     ('--budgets=[0]', 'n_loop'), ('--cache=newest', 'newest'), ('--wake', '--wake'),
     ('--decoder=drafts:loops=3,check=3', 'drafts'), ('--decoder=wave:width=0', 'width'),
     ('--new_tokens=1', 'new_tokens'), ('--store', '--calibrate'), ('--n_windows=9999', 'windows'),
-    ('--rules=[norm,kl]', 'quote')])
+    ('--rules=[norm,kl]', 'quote'), ('--calibrate --n_windows=2', 'n_windows')])
 def test_bad_input_is_refused_before_the_work(fresh, flag, word):
     Path('out/bench.csv').unlink(missing_ok=True)
     line = refused(*SMALL, *flag.split(), script='bench.py')
