@@ -225,7 +225,7 @@ def take_earlier_knobs():
         checkpoint = read_checkpoint(out_dir)
         check('optimizers' in checkpoint, f'{out_dir}/ckpt.pt holds weights alone: start from it '
               'with --init_from, in another --out_dir')
-        earlier = checkpoint['model_args'] | checkpoint['config']
+        earlier = checkpoint['config'] | checkpoint['model_args']
         of_user = settings.flags
     else:
         if resume:
