@@ -10,8 +10,9 @@ How good and how fast is each way to decode: fixed loops, exit rules, drafts, wa
 
 A way to decode is a *method*, and a row of bench.csv. Each is compared with the first one, the
 *full budget*: n_loop fixed loops with the cache `exact`. n_loop is 30, or mean_recurrence if
-loop_draw is fixed, or on a task that of Task.budget. Fewer loops can check drafts (check=8). All
-rules are tried in waves, too; a rule may have a threshold of its own in place of taus (norm:1).
+loop_draw is fixed, or on a task that of Task.budget. Fewer loops can check drafts (check=8). A wave
+is tried with its own rule and with all others; a rule may have a threshold of its own in place of
+taus (norm:1).
 
     quality     loss and accuracy on held-out windows, or on problems of a task. It is not measured
                 for drafts and waves, which are built to write the text of a loop budget
@@ -143,19 +144,20 @@ def methods_of(model, task=None):
 
     methods = [Method(budget)]
     for policy in values_of(cache):
-        methods += [Method(n, policy) for n in (*values_of(budgets), budget)]
+        if not calibrate:
+            methods += [Method(n, policy) for n in (*values_of(budgets), budget)]
         can_wake = task is not None and policy == 'exact'
         for wakes in values_of(wake) or [can_wake]:
             check(can_wake or not wakes, 'tokens wake only in problems that are read in one pass, '
                   'with --cache=exact: leave out --wake')
             methods += [Method(budget, policy, rule) for rule in rules_of(wakes)]
-    if n_prompts and not task:          # decoders write texts
+    if n_prompts and not (task or calibrate):       # decoders write texts
         for call in values_of(decoder):
             writer = decoder_of(call)
             most = getattr(writer, 'check', None) or budget
-            _, policy, _ = choose(decoder=writer)       # what 'auto' is for it
-            of_rules = rules_of(False) if writer.default_rule else [None]
-            methods += [Method(most, policy, rule, call) for rule in of_rules]
+            own_rule, policy, _ = choose(decoder=writer)
+            others = rules_of(False) if own_rule else []
+            methods += [Method(most, policy, rule, call) for rule in (own_rule, *others)]
     return list(dict.fromkeys(methods))         # each once
 
 
@@ -354,7 +356,7 @@ def thresholds_of(model, methods, idx, targets, is_task):
     """
     families = {}
     for method in methods:
-        if method.rule and method.decoder == 'one_by_one':
+        if method.rule:
             key = method.rule.name, method.cache, method.rule.wake
             families.setdefault(key, []).append(method)
 

@@ -52,7 +52,7 @@ def test_a_whole_run(fresh):
     names = [f'loops {n}, {cache}' for n in (1, 2, 5) for cache in ('exact', 'latest')]
     names += [f'{rule} {tau}, {cache}' for rule in ('norm', 'accel') for tau in ('0', '0.3', '100')
               for cache in ('exact', 'latest')]
-    names += ['drafts:loops=1,check=3, loops 3']
+    names += ['drafts:loops=1,check=3, loops 3', 'wave:width=3,steps=2, norm_rel 0.003']
     names += [f'wave:width=3,steps=2, {rule} {tau}' for rule in ('norm', 'accel')
               for tau in ('0', '0.3', '100')]
     assert rows[0]['name'] == 'loops 5, exact'
