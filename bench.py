@@ -14,8 +14,8 @@ loop_draw is fixed, or on a task that of Task.budget. Fewer loops can check draf
 is tried with its own rule and with all others; a rule may have a threshold of its own in place of
 taus (norm:1).
 
-    quality     loss and accuracy on held-out windows, or on problems of a task. It is not measured
-                for drafts and waves, which are built to write the text of a loop budget
+    quality     loss and accuracy on held-out windows, or on problems of a task. For decoders only
+                `identical` is measured: drafts and waves should write the text of a loop budget
     time        of a text: ms for each new token after a prompt, and whether the text is that of
                 the full budget. On a task: ms for each token of a problem that is read
 
@@ -58,7 +58,7 @@ n_loop: int | None = None   # the full budget; None = that of the model or the t
 cache: str | int | list = 'exact'   # of fixed loops and rules: exact, latest, a number of slots
 wake: bool | list | None = None     # may a token that has exited wake? None = on a task
 n_windows: Count = 24       # held-out windows for quality; with --calibrate on a task new problems
-n_prompts: Natural = 8      # windows that are timed; 0 = none, and without times no decoders
+n_prompts: Natural = 8      # how many of them are timed; 0 = none, and no decoders
 prompt_tokens: Count | None = None  # of a text: a window at most; None = half of one
 new_tokens = 24             # length of a text. The first token also reads the prompt: not timed
 compile = False             # compile passes that write a text and have no rule, see compiled.py
@@ -154,7 +154,7 @@ def methods_of(model, task=None):
     if n_prompts and not (task or calibrate):       # decoders write texts
         for call in values_of(decoder):
             writer = decoder_of(call)
-            most = getattr(writer, 'check', None) or budget
+            most = isinstance(writer, Drafts) and writer.check or budget
             own_rule, policy, _ = choose(decoder=writer)
             others = rules_of(False) if own_rule else []
             methods += [Method(most, policy, rule, call) for rule in (own_rule, *others)]

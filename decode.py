@@ -3,9 +3,9 @@ Decoding: a prompt in, tokens out, one by one, as drafts that are checked, or as
 
     python decode.py                    a prompt continued by a wave, pass by pass
 
-`stream` loops over the tokens of a text, and a Decoder makes the next ones; `read` reads a problem.
-The noise that draws the token at a place depends on (seed, place) alone: decoders with the same
-logits write the same text.
+`stream` loops over the tokens of a text, and a Decoder makes the next ones; `read` reads tokens
+that are given, such as a problem. The noise that draws the token at a place depends on (seed,
+place) alone: decoders with the same logits write the same text.
 
 Geiping: App. D.6 (warm start), 5 (drafts: self-speculation). Geiping et al. 2025b, arXiv
 2510.14961 (waves).
@@ -61,8 +61,9 @@ def stream(model, idx, n_new, plan, decoder, policy, **draws):
             steps_used = of_groups(results, 'steps_used', context)[:, -1:]
         else:
             tokens, steps_used = decoder(model, plan, text, left)
-        if tokens.shape[1] > left:
-            raise ValueError(f'{type(decoder).__name__} gave more than the {left} tokens left')
+        if steps_used.shape[:2] != tokens.shape or tokens.shape[1] > left:
+            raise ValueError(f'{type(decoder).__name__} must give tokens (B, t) and their loop '
+                             f'steps (B, t, groups), and not more than the {left} tokens left')
         if tokens.shape[1] > 0:
             yield tokens, steps_used
         text.idx = torch.cat((text.idx, tokens), dim=1)
@@ -73,7 +74,7 @@ class Text:
     """Rows of tokens idx (B, n) that are being continued, and how their next tokens are drawn."""
 
     def __init__(self, idx, block_size, seed=0, temperature=1.0, top_k=None):
-        if temperature < 0:
+        if not temperature >= 0:            # nor NaN
             raise ValueError(f'temperature must be at least 0, not {temperature}')
         if top_k is not None and top_k < 1:
             raise ValueError(f'top_k must be at least 1, not {top_k}')
@@ -155,9 +156,10 @@ def check_final(rule):
 
 class Decoder:
     """
-    How the next tokens of a text are made. To add one, write a subclass and a line in DECODERS, and
-    run `python sample.py mine.py --decoder=NAME`. The fields of a dataclass are arguments, as in
-    NAME:field=value. One object writes one text at a time; `begin` forgets what it knew before.
+    How the next tokens of a text are made. To add one, write a subclass (OneByOne is the shortest)
+    and `DECODERS[NAME] = ...` in mine.py, and run `python sample.py mine.py --decoder=NAME`. The
+    fields of a dataclass are arguments, as in NAME:field=value. One object writes one text at a
+    time; `begin` forgets what it knew before.
     """
     needs_cache = None      # the cache that it needs, 'exact' or 'latest'; None = any
     default_rule = None     # its exit rule, (name, tau), see exits.choose
@@ -171,7 +173,10 @@ class Decoder:
         return set() if plan.rule else {1}
 
     def begin(self, results):
-        """The context window was read, at first or after it has moved. results: of its groups."""
+        """
+        The context window was read, at first or after it has moved. results: of each group in that
+        pass, see RecurrentGroup.forward.
+        """
 
     def __call__(self, model, plan, text, most):
         """
@@ -183,7 +188,7 @@ class Decoder:
         raise NotImplementedError
 
     def in_words(self, plan):
-        """What sample.py prints before the loops, the rule and the cache."""
+        """What sample.py prints before the loops, such as 'a wave of 8, '."""
         return ''
 
 
@@ -197,13 +202,16 @@ class OneByOne(Decoder):
 
 
 class WarmStart(Decoder):
-    """One token, from the groups' outputs (a wave: states) for the token before it."""
+    """One token, which begins in the groups' outputs for the token before it."""
     one_row = False
 
     def check_plan(self, model, plan):
         if not reads_input(model):
             raise ValueError('a warm start begins with the states of another token, so it needs a '
                              'model whose loop steps read their input')
+
+    def in_words(self, plan):
+        return 'warm starts, '
 
     def begin(self, results):
         self.results = results
@@ -225,7 +233,7 @@ class Drafts(Decoder):
     """
     Draft up to `tokens` tokens with `loops` loops, None = a quarter of the smallest budget, then
     run them side by side with the plan's loops and rule, and keep those that agree. Both use the
-    same draws, so that the text is that of one_by_one.
+    same draws, so that the text is that of one_by_one, but for the rule `random`.
     """
     loops: int | None = None
     tokens: int = 4
@@ -297,12 +305,13 @@ class Wave(Decoder):
         pass 16                   f4  _3  t2  h1  p1  m1
         pass 17                  [f5] _4  t3  h2  e1  e1  _1
 
-    In brackets: the token leaves the wave. Its input is certain: all before it have left or leave,
-    and it reads what the last of them predicts. And the plan's rule has triggered in every group.
-    (The first token also leaves, still or not, once it has had one input for the plan's loop budget
-    or longer.) In each pass a token joins at the end, while there is room. In pass 13 column 5
-    turns from o to f, so in pass 14 column 6 has a new input: it keeps its states, and counts from
-    1 again (its second _1; _ is a space). In pass 16 nobody leaves, since f is not still yet.
+    A token in brackets leaves the wave, for two reasons: its input is certain, since all before it
+    have left or leave, and it reads what the last of them predicts; and the plan's rule has
+    triggered in every group. (The first token also leaves, still or not, once it has had one input
+    for the plan's loop budget or longer.) In each pass a token joins at the end, while there is
+    room. In pass 13 column 5 turns from o to f, so in pass 14 column 6 has a new input: it keeps
+    its states, and counts from 1 again (its second _1; _ is a space). In pass 16 nobody leaves,
+    since f is not still yet.
 
     The rule is applied to the change of a token's states from one pass to the next; the token keeps
     its last states, whatever rule.keep says. Its loop steps are all those since it joined.

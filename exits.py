@@ -4,7 +4,7 @@ Exit rules: when may a token stop looping, and when does it have to go on?
     python exits.py                 each rule but random on a spiral (for waking: python micro.py)
 
 `algorithm_1` is the paper's Algorithm 1, line by line, for one state, to read and to test against.
-`loop` is the same for any rule and many tokens at once; one token exits at the same step.
+`loop` is the same for any rule and many tokens at once; for one token it keeps the same steps.
 
 An exit is for good, unless the rule wakes: then a token sleeps while it and all tokens that it
 reads are still, and wakes when one of them moves.
@@ -56,7 +56,7 @@ def algorithm_1(f, x0, tau, k_max):
 #                 tensor (..., any) in every step, or always None. If the rule wakes, a token that
 #                 falls asleep takes one step of length 0, from x to x, whose memo it has after
 #                 waking: a signal that divides by the length of the last step must survive a 0
-#                 and stay small there (accel_hat is 1: each waking breaks its streak)
+#                 and stay small there (accel_hat does not)
 #     logits_of   state (..., C) -> logits (..., V), see Exit.reads
 #     value       (...), compared with tau. NaN in a token's first two steps: not known yet, and not
 #                 small. A yes-or-no signal is 0 where a token may exit and 1 elsewhere, with a tau
@@ -90,7 +90,10 @@ def accel(x0, x1, memo, logits_of):
 
 
 def accel_hat(x0, x1, memo, logits_of):
-    """Eq. 6: acceleration over the norms of both updates. The paper says [0, 2]; it is [0, 1]."""
+    """
+    Eq. 6: acceleration over the norms of both updates. The paper says [0, 2]; by the triangle
+    inequality it is [0, 1]. Not for waking: a token that has just woken has 1, and moves.
+    """
     value, delta = accel(x0, x1, memo, logits_of)
     if memo is not None:
         value = value / (vector_norm(delta, dim=-1) + vector_norm(memo, dim=-1) + EPS)
@@ -245,17 +248,18 @@ def numbers_of(mask, like):
 def signal_at(rule, x1, memos, at, x, logits_at):
     """
     The signal of the tokens `at` in their step from x (B T, C) to x1 (N, C) -> its value (N,), and
-    the memos of all tokens (B T, any), changed in place.
+    the memos of all tokens (B T, any), None without.
     """
     memo = None if memos is None else memos[at]
     logits_of = partial(logits_at, at=at, x=x) if logits_at else None
     value, memo = rule.observe(x[at], x1, memo, logits_of)
-    if (memo is None) != (memos is None) and (memo is None or len(at) < len(x)):
+    if len(at) == len(x):               # the memos of all tokens
+        return value, memo
+    if (memo is None) != (memos is None):
         raise ValueError(f"the signal of the exit rule '{rule.name}' must return a memo in every "
                          'step, or in none')
-    if memo is None or memos is None:                   # no memos, or the first step of all tokens
-        return value, memo
-    memos[at] = memo
+    if memo is not None:
+        memos[at] = memo
     return value, memos
 
 

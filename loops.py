@@ -190,7 +190,7 @@ INJECTIONS = {'concat': Concat, 'concat_random': ConcatRandom, 'add': Add, 'none
 
 @dataclass(frozen=True)
 class Plan:
-    """How a pass of tokens goes through the model. `passes` is for who calls it."""
+    """How a pass of tokens goes through the model. `passes` collects what bench.py counts."""
     counts: list                        # the loop budget of each group
     rule: Exit | None = None            # who exits, and when; None = all loops of the budget
     noise: FixedNoise | TrainingNoise = fixed_noise(0)
@@ -215,7 +215,8 @@ class RecurrentGroup(nn.Module):
     same fixed points, and such states can come to rest. d can be changed after training.
 
     skip: the chance that a token skips a step, which keeps the fixed points, too. States that find
-    none when all tokens step together may find one when each steps in its own time.
+    none when all tokens step together may find one when each steps in its own time. Not with an
+    exit rule, to which a skipped step looks like rest.
     """
     skip = 0.0
 

@@ -33,7 +33,7 @@ LONG = 64       # in rows of more windows than this, the keys of each window are
 
 @dataclass
 class GPTConfig:
-    """The shape of a model. The defaults are the paper's (App. B), except for injection."""
+    """The shape of a model. The defaults are the paper's (App. B) or Geiping's, but for one."""
     block_size: int = 512
     vocab_size: int = 50304         # GPT-2's 50257, padded to a multiple of 64 for speed
     n_layer: int = 12
@@ -418,10 +418,10 @@ class GPT(nn.Module):
         (B, T) in nats per token, None without targets.
 
         n_loop: loop budget, an int for all groups or one for each. None = a draw while training,
-        otherwise see loop_counts. exit: a rule of exits.make_exit, or its
-        name, which never wakes (to wake: choose(name, wake=True, rows=model.exit_rows)[0] of
-        exits.py); n_loop is then its k_max. noise_seed: of x^(0) in evaluation; or a noise, see
-        loops.as_noise. trace: a list, to which each group appends its results, see
+        otherwise see loop_counts. exit: a rule of exits.make_exit, or its name, which never wakes
+        (to wake: choose(name, wake=True, rows=model.exit_rows)[0] of exits.py); n_loop is then its
+        k_max, and the loss has no backward pass. noise_seed: of x^(0) in evaluation; or a noise,
+        see loops.as_noise. trace: a list, to which each group appends its results, see
         RecurrentGroup.forward, without gradients. keep_states: record all states with a rule, too;
         without one they always are. ValueError if T > block_size or n_loop does not fit the groups.
         """

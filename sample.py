@@ -186,7 +186,7 @@ def write_text(model, checkpoint):
     # how it is continued
     writer = decode.decoder_of(decoder)
     if writer is None:
-        # drafts are the fastest decoder that writes the very text of fixed loops
+        # drafts write the very text of fixed loops, and with many loops faster
         may_draft = exit is None and cache in ('auto', 'exact') and num_samples == 1
         can_draft = min(model.loop_counts(n_loop), default=1) > 1
         writer = decode.Drafts() if may_draft and can_draft else decode.OneByOne()

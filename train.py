@@ -28,6 +28,7 @@ import csv
 import math
 import os
 import re
+import shlex
 import time
 from contextlib import nullcontext
 from dataclasses import MISSING, dataclass, fields
@@ -142,9 +143,10 @@ def make_model(cls, checkpoint, examples):
     args = {field.name: values[field.name] for field in fields(cls.Config) if field.name in values}
     torch.manual_seed(derived_seed(seed, 'init'))
     model = cls(cls.Config(**args))
-    others = [name for name, value in checkpoint.get('model_args', {}).items()
-              if eval_only and name != 'block_size' and getattr(model.config, name, value) != value]
-    check(not others, f"--eval_only takes the trained model: leave out {', '.join(others)}")
+    if eval_only:           # with another block_size it reads longer windows
+        others = [name for name, value in checkpoint['model_args'].items()
+                  if name != 'block_size' and getattr(model.config, name, value) != value]
+        check(not others, f"--eval_only takes the trained model: leave out {', '.join(others)}")
     if checkpoint:
         with explain('the weights do not fit', 'leave out what you changed', RuntimeError):
             missing, unexpected = model.load_state_dict(checkpoint['model'],
@@ -215,7 +217,7 @@ def take_earlier_knobs():
     """
     The checkpoint that the run starts from, {} = none. Its knobs become those of the run: --resume
     and --eval_only take those of the earlier run, and --init_from those of its model. What the user
-    has set stays, with --resume only flags.
+    gives wins over them, with --resume flags alone: a config file is what the run began with.
     """
     of_user = set(settings.given)
     if eval_only:
@@ -238,7 +240,8 @@ def take_earlier_knobs():
         earlier = checkpoint['model_args']
     earlier = earlier | dict(model_class=checkpoint['model_class'])
     kept = of_user | {'out_dir', 'resume', 'overwrite', 'init_from', 'eval_only'}
-    for name in earlier.keys() & (settings.knobs() | settings.unknown).keys() - kept:
+    known = settings.knobs().keys() | settings.unknown.keys()
+    for name in (earlier.keys() & known) - kept:
         settings.unknown.pop(name, None)
         settings.take({name: earlier[name]})
         settings.given.pop(name, None)      # it is the checkpoint's now: see named= in main
@@ -248,13 +251,15 @@ def take_earlier_knobs():
 def take_fields(config, is_new):
     """
     Fields that a class adds to GPTConfig become knobs, if the user has given them; other unknown
-    names are refused. Where it has another default, a new model has that, unless it was given.
+    names are refused. If the class gives a field of GPTConfig another default, a new model has that
+    one, unless the user has set the knob.
     """
     inherited = GPTConfig.__dataclass_fields__
     hints = get_type_hints(config)
     settings.add({name: hint for name, hint in hints.items() if name not in inherited})
     free = settings.knobs().keys() - settings.given if is_new else ()
     for field in fields(config):
+        # a field that is only inherited is the same object
         if field.name in free and inherited.get(field.name) is not field:
             has_value = field.default is not MISSING
             settings.take({field.name: field.default if has_value else field.default_factory()})
@@ -283,15 +288,19 @@ def train(run, checkpoint):
             if run.done:
                 save(run, 'ckpt.pt')
             raise
-        if not was_stopped:     # all weights are saved, so Ctrl-C may stop the last table
-            evaluation.save_scores(scores_of(run), out_dir)
-            say(f'{out_dir}: ckpt.pt, log.csv, loss.png, eval.csv; next: python '
-                f'sample.py{settings.own_files} --out_dir={out_dir}')
-            loss, it = run.best
-            if it < run.done:
-                say(f'{out_dir}/ckpt_best.pt has the lowest held-out loss, {loss:.4f} at iteration '
-                    f'{it}')
-    return was_stopped
+        files = f'{settings.own_files} --out_dir={shlex.quote(out_dir)}'
+        if was_stopped:
+            say(f'stopped at iteration {run.done} and saved; to go on: python train.py --resume'
+                f'{files}')
+            return True
+        # all weights are saved, so Ctrl-C may stop the last table
+        evaluation.save_scores(scores_of(run), out_dir)
+        say(f'{out_dir}: ckpt.pt, log.csv, loss.png, eval.csv; next: python sample.py{files}')
+        loss, it = run.best
+        if it < run.done:
+            say(f'{out_dir}/ckpt_best.pt has the lowest held-out loss, {loss:.4f} at iteration '
+                f'{it}')
+    return False
 
 
 def restore(run, checkpoint):
@@ -371,8 +380,8 @@ def iterate(run, stop_signals):
         means = distributed.add_up(torch.stack((loss, norm, stops)) / distributed.WORLD)
         loss, norm, stops = means.tolist()                                  # waits for the GPU
         check(math.isfinite(loss + norm), f'not finite at iteration {it}: loss {loss}, gradient '
-              f'norm {norm}. No weight was touched: start from an earlier checkpoint '
-              '(--init_from) with a lower learning rate')
+              f'norm {norm}. This step was not taken: go on from the last checkpoint with '
+              '--resume and a lower --learning_rate, or start anew')
         for opt in run.optimizers.values():
             for params in opt.param_groups:
                 params['lr'] = lr_at(it)
@@ -381,9 +390,9 @@ def iterate(run, stop_signals):
         run.done = it + 1
         steps.append((time.perf_counter() - began, n_tokens))
         if it % log_interval == 0 or it == max_iters - 1:
-            seconds, total = map(sum, zip(*steps))
+            seconds = sum(taken for taken, _ in steps)
             dt = seconds / len(steps)
-            speed = total / seconds
+            speed = sum(n_tokens for _, n_tokens in steps) / seconds
             loops = '/'.join(map(str, n_loop))
             if log:
                 log.add(dict(iter=it, loss=f'{loss:.5f}', lr=f'{lr_at(it):.3e}',
@@ -394,8 +403,6 @@ def iterate(run, stop_signals):
             steps.clear()
         if stops:
             save(run, 'ckpt.pt')
-            say(f'stopped after iteration {it} and saved: python train.py{settings.own_files} '
-                f'--resume --out_dir={out_dir} goes on')
             return True
     # a signal after the last step, while it was evaluated
     return distributed.add_up(torch.tensor(len(stop_signals), device=run.dev)).item() > 0
@@ -415,7 +422,10 @@ class Log:
                 for row in rows:
                     for name in row.keys() - {'loops'}:
                         float(row[name] or 0)       # the figure needs numbers
-                self.rows = [row for row in rows if int(row['iter']) < run.done]
+                # the evaluation of the last iteration stays unless it comes again
+                again = run.done % eval_interval == 0 or run.done == max_iters
+                self.rows = [row for row in rows if int(row['iter']) < run.done
+                             + (not again and not row['loss'])]
         except (csv.Error, KeyError, TypeError, ValueError):        # somebody has edited it
             aside = f'{out_dir}/log_before_{run.done}.csv'
             os.replace(self.path, aside)
@@ -438,7 +448,7 @@ def scores_of(run, n_windows=None):
     """Evaluate at all loop counts, on n_windows, None = all -> {n_loop: Score}; print them."""
     n_all = run.examples.n_held_out(block_size)
     n_windows = min(n_windows or n_all, n_all)
-    say(f'iter {run.done}: {n_windows:,} held-out windows of {block_size} tokens')
+    say(f'iter {run.done}: {n_windows:,} of {n_all:,} held-out windows of {block_size} tokens')
     run.model.eval()
     with torch.compiler.set_stance('force_eager'):      # shapes are not those of training
         scores = {n_loop: evaluation.evaluate(run.model, run.examples, n_windows, n_loop, run.dev,
@@ -460,7 +470,8 @@ def counts_of(model):
         counts = [1]
     elif counts is None:
         counts = [max(1, round(mean_recurrence))] if loop_draw == 'fixed' else [1, 2, 4, 8]
-    check({*map(type, counts)} == {int}, f'eval_loops must be whole numbers, not {counts}')
+    check({*map(type, counts)} == {int}, f'eval_loops must be whole numbers, at least one, not '
+          f'{counts}')
     for n_loop in counts:
         model.loop_counts(n_loop)       # ValueError for a count that no model takes
     return counts

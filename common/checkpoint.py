@@ -161,7 +161,8 @@ def check_free(out_dir, overwrite=False):
 
 def start_over(out_dir):
     """Remove an earlier run: its weights, tables and figures, and no other file."""
-    for pattern in ('ckpt*.pt', 'log.csv', 'log_before_*.csv', 'loss.png', 'eval.csv', 'eval_*.csv',
-                    'exits.json', 'bench.csv', 'figure_4.*', 'figures/*.png', 'figures/*.csv'):
+    for pattern in ('ckpt.pt', 'ckpt_best.pt', 'ckpt_[0-9]*.pt', 'log.csv', 'log_before_*.csv',
+                    'loss.png', 'eval.csv', 'eval_*.csv', 'exits.json', 'bench.csv',
+                    'figure_4.*', 'figures/*.png', 'figures/*.csv'):
         for path in glob(os.path.join(escape(out_dir), pattern)):
             os.remove(path)

@@ -18,6 +18,7 @@ import inspect
 import math
 import os
 import re
+import shlex
 import symtable
 import sys
 from functools import partial
@@ -159,7 +160,7 @@ class Settings:
         # with a def, a class or an import it is more than settings
         has_code = any(symbol.is_namespace() or symbol.is_imported() for symbol in symbols)
         if has_code:
-            self.own_files += f' {path}'
+            self.own_files += f' {shlex.quote(path)}'
         if set_here and has_code:
             print(f"{path} sets {', '.join(set_here)}: if you do not mean the knob, write a "
                   'constant of your own in capitals', file=sys.stderr)

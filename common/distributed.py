@@ -82,8 +82,10 @@ def average(tensors):
 @contextmanager
 def noting_signals():
     """
-    `with noting_signals() as stop_signals:` the first Ctrl-C, SIGTERM or SIGHUP is put into this
-    list and does nothing else. One that was ignored stays so: nohup protects a run from SIGHUP.
+    `with noting_signals() as stop_signals:` the first Ctrl-C, SIGTERM or SIGHUP of each kind is put
+    into this list, with a word to the user; the next of that kind acts at once, as without this
+    (torchrun sends a SIGTERM after a Ctrl-C). One that was ignored stays so: nohup protects a run
+    from SIGHUP.
     """
     stop_signals = []
     before = {}         # {number of a signal: its handler}
@@ -92,7 +94,7 @@ def noting_signals():
         stop_signals.append(number)
         signal.signal(number, before[number])
         if RANK == 0:
-            print('stopping after this step, to save it; a second signal stops at once',
+            print('stopping after this step, to save it; the same signal again stops at once',
                   file=sys.stderr, flush=True)
 
     # Windows has no SIGHUP

@@ -62,7 +62,7 @@ def spread(examples, n, T):
 
 
 def windows_at_once(config):
-    """How many windows to evaluate together: 64, or 0.5 GiB of logits or attention weights."""
+    """How many windows to evaluate together: 64, or fewer, so that they fit into half a GiB."""
     numbers_per_token = max(config.vocab_size, config.n_head * config.block_size)
     return max(1, min(64, 2 ** 27 // (config.block_size * numbers_per_token)))
 

@@ -17,9 +17,9 @@ const NOUNS = {
   token: 'candidate',
   answer: 'open cell',
   name: cell => `row ${Math.floor(cell / board.n) + 1}, column ${cell % board.n + 1}` +
-    (board.clues[cell] ? ', a clue' : ''),
+    (board.clues[cell] ? ', a clue (what the model says of it does not count)' : ''),
   before: 'In each loop every candidate at work says how sure it is that it is right.',
-  likely: 'The four surest candidates of the cell, in %',
+  likely: 'Loop by loop, the four surest digits of the cell, each with its %',
 };
 // A place is a cell; its answers are the digits, each as likely as its candidate says. A cell is
 // decided if the model says yes to one candidate alone. Unless a search finds one solution, a digit
@@ -43,9 +43,10 @@ const ANSWERS = {
     const open = view.filter((_, cell) => !board.clues[cell]);
     const n_decided = open.filter(({best}) => best !== undefined).length;
     const n_wrong = open.filter(({is_wrong}) => is_wrong).length;
+    const n_right = n_decided - n_wrong;
     const words = `${n_decided} of ${count(open.length, NOUNS.answer)} decided`;
     if (pass.labels.some(({right}) => right.length))
-      return `${words}, ${n_decided - n_wrong} right`;
+      return `${n_right === open.length ? 'solved, ' : ''}${words}, ${n_right} right`;
     if (n_wrong) return `${words}, ${count(n_wrong, 'digit')} against the rules (red)`;
     return n_decided < open.length ? words : `${words}, a solution: it keeps all rules`;
   },
@@ -218,7 +219,7 @@ function set_clue(digit) {
   try {
     check_rules({...board, clues});
   } catch ({message}) {
-    return put($('notice'), message);
+    return put($('notice'), `${message} The cell stays.`);
   }
   board = {...board, clues};
   text = text_of(board);
@@ -255,9 +256,15 @@ function draw_picture(view) {
     pen.fillRect(0, place - across / 2, width, across);
     pen.fillRect(place - down / 2, 0, down, width);
   }
+  // the chosen cell, and what its candidates read: its row, its column and its box
+  const [row, column] = [Math.floor(chosen / n), chosen % n];
   pen.strokeStyle = colours.chosen;
+  pen.lineWidth = 1.5;
+  pen.strokeRect(0, row * size, width, size);
+  pen.strokeRect(column * size, 0, size, width);
+  pen.strokeRect((column - column % w) * size, (row - row % h) * size, w * size, h * size);
   pen.lineWidth = 3;
-  pen.strokeRect(chosen % n * size + 1.5, Math.floor(chosen / n) * size + 1.5, size - 3, size - 3);
+  pen.strokeRect(column * size + 1.5, row * size + 1.5, size - 3, size - 3);
 }
 
 const has_marks = cell => board.n <= MOST_MARKS || cell === chosen;
@@ -284,17 +291,15 @@ function draw_work(cell, left, top, colours) {
   }
 }
 
-// A digit if the cell is decided, or the likeliest if there is no room for marks; or else the marks
-// of all, as strong as the model believes in them.
+// A digit if the cell is decided, or else, if there is room for them, all marks, each as strong as
+// the model believes in it.
 function draw_answer(cell, {p, best, is_wrong}, left, top, colours) {
-  const ink = is_wrong ? colours.wrong : colours.arrow;
-  const digit = best ?? argmax(p);
-  pen.globalAlpha = p[digit];
-  if (!has_marks(cell) || best !== undefined)
-    write(digit, left + size / 2, top + size / 2, .62, ink);
-  else p.forEach((value, digit) => {
+  pen.globalAlpha = p[best] ?? 1;
+  if (best !== undefined)
+    write(best, left + size / 2, top + size / 2, .62, is_wrong ? colours.wrong : colours.arrow);
+  else if (has_marks(cell)) p.forEach((value, digit) => {
     const [x, y] = place_of_mark(digit);
-    pen.globalAlpha = .1 + .9 * value;
+    pen.globalAlpha = .25 + .75 * value;
     write(digit, left + x * size, top + y * size, .75 / board.w, colours.arrow);
   });
   pen.globalAlpha = 1;

@@ -110,7 +110,7 @@ def test_a_run_is_a_plain_loop():
 def test_a_run_from_end_to_end(whole):
     printed = (whole / 'printed.txt').read_text()
     n_windows = (len(data.open_data('book').val) - 1) // 16
-    assert f'iter 12: {n_windows} held-out windows of 16 tokens' in printed
+    assert f'iter 12: {n_windows} of {n_windows} held-out windows of 16 tokens' in printed
     assert {*os.listdir(whole)} - {'.lock', 'printed.txt'} == {
         'ckpt.pt', 'ckpt_000000.pt', 'ckpt_000003.pt', 'ckpt_best.pt', 'eval.csv', 'log.csv',
         'loss.png'}
