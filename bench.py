@@ -11,8 +11,7 @@ How good and how fast is each way to decode: fixed loops, exit rules, drafts, wa
 A way to decode is a *method*, and a row of bench.csv. Each is compared with the first one, the
 *full budget*: n_loop fixed loops with the cache `exact`. n_loop is 30, or mean_recurrence if
 loop_draw is fixed, or on a task that of Task.budget. Fewer loops can check drafts (check=8). A wave
-is tried with its own rule and with all others; a rule may have a threshold of its own in place of
-taus (norm:1).
+is tried with its own rule and with all others; norm:1 is a rule with its own threshold, not taus.
 
     quality     loss and accuracy on held-out windows, or on problems of a task. For decoders only
                 `identical` is measured: drafts and waves should write the text of a loop budget

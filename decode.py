@@ -31,21 +31,16 @@ from loops import derived_seed, of_groups
 @torch.no_grad()
 def stream(model, idx, n_new, plan, decoder, policy, **draws):
     """
-    Continue prompts idx (B, T): yield tokens (B, t) and their loop steps kept (B, t, groups),
-    n_new tokens in all.
+    Continue prompts idx (B, T): yield tokens (B, t), and the loop steps kept in the pass that has
+    predicted each, (B, t, groups); n_new tokens in all.
 
     policy: of the cache, see cache.slots_of. draws: seed (row b has seed + b), temperature, top_k,
     see pick. ValueError for bad input when the first token is asked for.
     """
-    needed = decoder.needs_cache
-    if needed not in (None, policy):
-        raise ValueError(f"{type(decoder).__name__} needs the cache '{needed}', not {policy!r}")
     if n_new < 1 or idx.numel() == 0:
         raise ValueError('the prompt and the text must have at least one token each')
     check_final(plan.rule)
-    if decoder.one_row and len(idx) > 1:
-        raise ValueError(f'{type(decoder).__name__} continues one row, not {len(idx)}')
-    decoder.check_plan(model, plan)
+    decoder.check_fits(model, plan, policy, len(idx))
     text = Text(idx, model.config.block_size, **draws)
     window_start = None
     left = n_new
@@ -167,6 +162,15 @@ class Decoder:
 
     def check_plan(self, model, plan):
         """ValueError if the model or the plan does not suit it."""
+
+    def check_fits(self, model, plan, policy, n_rows):
+        """ValueError if it cannot continue n_rows texts with this plan and cache."""
+        name = type(self).__name__
+        if self.needs_cache not in (None, policy):
+            raise ValueError(f"{name} needs the cache '{self.needs_cache}', not {policy!r}")
+        if self.one_row and n_rows > 1:
+            raise ValueError(f'{name} continues one row, not {n_rows}')
+        self.check_plan(model, plan)
 
     def widths(self, plan):
         """The widths of its passes without a rule that are worth compiling, a set."""

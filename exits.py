@@ -1,8 +1,6 @@
 """
 Exit rules: when may a token stop looping, and when does it have to go on?
 
-    python exits.py                 each rule but random on a spiral (for waking: python micro.py)
-
 `algorithm_1` is the paper's Algorithm 1, line by line, for one state, to read and to test against.
 `loop` is the same for any rule and many tokens at once; for one token it keeps the same steps.
 
@@ -326,35 +324,3 @@ def choose(exit=None, tau=None, wake=False, policy='auto', decoder=None, rows=()
         if (row['rule'], row['cache']) == (rule.name, policy):
             return replace(rule, tau=row['tau']), policy, 'exits.json'
     return rule, policy, 'not measured for this model'
-
-
-# the demonstration --------------------------------------------------------------------------------
-
-TAUS = dict(norm=1, norm_rel=0.1, kl=1e-2, accel=1, accel_hat=0.9, accel_rel=0.1)
-
-
-def main():
-    """Each rule but random on a spiral in the plane, whose two coordinates stand for logits."""
-    turn = torch.tensor([[0.5, -0.75 ** 0.5], [0.75 ** 0.5, 0.5]])      # by 60 degrees
-    start = torch.tensor([16.0, 0.0])
-    print('a spiral: x <- 0.7 x, turned by 60 degrees. kept: steps in the result\n\n'
-          'rule         tau  kept  computed  signals')
-    for name, tau in TAUS.items():
-        values = []
-
-        def signal(*step, name=name):
-            value, memo = EXITS[name].signal(*step)
-            values.append('-' if value.isnan() else f'{value.item():.2g}')
-            return value, memo
-
-        rule = replace(make_exit(name, tau), signal=signal)
-        _, kept, evals = loop(lambda x, k, at: 0.7 * x @ turn.T, start[None, None], 16, rule,
-                              logits_at=lambda states, at, x: states)
-        print(f'{name:10s} {tau:5g} {kept.item():5d} {evals.item():9d}  {" ".join(values)}')
-    _, k = algorithm_1(lambda x: 0.7 * turn @ x, start, TAUS['accel'], 16)
-    print(f'\nalgorithm_1 keeps {k} steps, like accel. Every step shrinks by the same factor, so '
-          'relative\nsignals are constant.')
-
-
-if __name__ == '__main__':
-    main()

@@ -190,7 +190,10 @@ INJECTIONS = {'concat': Concat, 'concat_random': ConcatRandom, 'add': Add, 'none
 
 @dataclass(frozen=True)
 class Plan:
-    """How a pass of tokens goes through the model. `passes` collects what bench.py counts."""
+    """
+    How a pass of tokens goes through the model. Counts, rule and noise are the user's; decode.py
+    sets span, cache and warm for each pass. `passes` is a list of bench.py.
+    """
     counts: list                        # the loop budget of each group
     rule: Exit | None = None            # who exits, and when; None = all loops of the budget
     noise: FixedNoise | TrainingNoise = fixed_noise(0)
@@ -343,7 +346,8 @@ class RecurrentGroup(nn.Module):
     def map_of_all(self, e, span, cache=None):
         """
         The block map that computes all tokens: f(x, k), (B, T, C) -> (B, T, C), states before and
-        after step k. In exits.loop f(x, k, at), (B T, C) -> (N, C): those asleep keep their keys.
+        after step k. In exits.loop f(x, k, at), (B T, C) -> (N, C): those asleep keep their keys,
+        for which a cache needs a mask of the tokens `at`.
         """
         # e's share of every step, computed once and outside no_grad: the steps with gradients pass
         # them on to e. Under autocast a product is bf16, and the state must stay float32

@@ -409,7 +409,7 @@ class GPT(nn.Module):
         if len(counts) != n_groups or not all(n in range(1, MOST_LOOPS + 1) for n in counts):
             raise ValueError(f'n_loop must be an int from 1 to {MOST_LOOPS:,}, or one for each of '
                              f'the {n_groups} groups, not {n_loop!r}')
-        return counts
+        return list(map(int, counts))
 
     def forward(self, idx, targets=None, n_loop=None, exit=None, noise_seed=0, trace=None,
                 keep_states=False):
@@ -474,9 +474,9 @@ class GPT(nn.Module):
                cache='auto', noise_seed=0, decoder=None, seed=0):
         """
         A generator of the new tokens after prompts idx (B, T), some at a time: tokens (B, t), and
-        their loop steps kept (B, t, groups). n_loop, exit, noise_seed: see forward. cache: see
-        exits.choose. temperature, top_k, seed: see decode.stream. decoder: a decode.Decoder, or its
-        name with arguments, such as 'wave:width=8'; None = one_by_one.
+        loop steps (B, t, groups), see decode.stream. n_loop, exit, noise_seed: see forward. cache:
+        see exits.choose. temperature, top_k, seed: see decode.stream. decoder: a decode.Decoder, or
+        its name with arguments, such as 'wave:width=8'; None = one_by_one.
         """
         import decode
         if self.training:           # each pass would draw other loop counts and other noise
@@ -490,7 +490,7 @@ class GPT(nn.Module):
     def generate(self, idx, max_new_tokens, *settings, **more):
         """
         Continue idx (B, T) -> (idx (B, T + new), steps_used (B, new, groups)): the new tokens, and
-        the loop steps that each of them keeps. The other arguments are those of stream.
+        the loop steps kept in the pass that has predicted each. The other arguments: see stream.
         """
         tokens, steps_used = zip(*self.stream(idx, max_new_tokens, *settings, **more))
         return torch.cat((idx, *tokens), dim=1), torch.cat(steps_used, dim=1)

@@ -3,7 +3,7 @@ Text from a checkpoint, or answers where the model has learned a task, with any 
 
     python sample.py                                        text, drafted with few loops
     python sample.py --exit accel                           one token at a time, the paper's rule
-    python sample.py --exit=norm --tau=1e-1 --show_steps    each token coloured by its loop steps
+    python sample.py --exit=norm --tau=1e-1 --show_steps    tokens on the colour of their loops
     python sample.py --start='def ' --temperature=0 --decoder=wave:width=8      several at once
     python sample.py --out_dir=pretrained/calc --exit accel     a problem and the model's answers
     python sample.py --out_dir=pretrained/calc --start='=2 +3 *4'       a problem of your own
@@ -65,14 +65,13 @@ def plan_of(model, writer=None, task=None, T=None):
     The knobs -> a Plan, the policy of its cache, and the plan in words: 'at most 30 loops, accel
     with tau = 1'. writer: the Decoder of a text. task: of a problem of T tokens, None = a text.
     """
-    wakes = wake
-    if wakes is None:
-        wakes = bool(exit) and task is not None and cache in ('auto', 'exact')
-    rule, policy, source = choose(exit, tau, wake=wakes, policy=cache, decoder=writer,
+    rule, policy, source = choose(exit, tau, wake=bool(wake), policy=cache, decoder=writer,
                                   rows=model.exit_rows)
+    if wake is None and rule and task is not None and policy == 'exact':
+        rule = replace(rule, wake=True)
     budget = n_loop
     if budget is None and task is not None:
-        budget = task.budget(T, wakes)
+        budget = task.budget(T, bool(rule and rule.wake))
     plan = Plan(model.loop_counts(budget, has_rule=rule is not None), rule)
 
     counts = plan.counts if len(set(plan.counts)) > 1 else plan.counts[:1]
@@ -115,7 +114,7 @@ def answer_problems(model, checkpoint):
         marked = 'a ! beside wrong ones' if has_picture else 'wrong ones as !word!'
         print(f'--- {right.sum()} of {right.size} answers right, {100 * right.mean():.1f}%; '
               f'{marked}')
-    if depth is not None:
+    if depth is not None and not has_picture:       # mazes and boards have short cuts
         in_one_pass = policy == 'exact' and model.groups        # a plain model keeps no steps
         print(deepest_answer(y, depth, guesses, kept if in_one_pass else None), end='; ')
     last = ' in the last try' if num_starts > 1 else ''
@@ -162,12 +161,9 @@ def deepest_answer(y, depth, guesses, kept=None):
     """
     asked = y != NOT_ASKED
     deepest = np.unravel_index(np.where(asked, depth, -1).argmax(), y.shape)
-    is_right = guesses[deepest] == y[deepest]
-    found = 'found' if is_right else 'not found'
+    found = 'found' if guesses[deepest] == y[deepest] else 'not found'
     if kept is not None:
         found += f' in {kept[deepest].max()} loops'
-    if is_right and (guesses != y)[asked].any():
-        found += ', perhaps by chance'
     return f'deepest answer: depth {depth[deepest]}, {found}'
 
 
@@ -184,13 +180,14 @@ def write_text(model, checkpoint):
         print(f'the prompt has {len(prompt)} tokens: its last {block_size} (block_size) are used')
 
     # how it is continued
-    writer = decode.decoder_of(decoder)
-    if writer is None:
-        # drafts write the very text of fixed loops, and with many loops faster
-        may_draft = exit is None and cache in ('auto', 'exact') and num_samples == 1
-        can_draft = min(model.loop_counts(n_loop), default=1) > 1
-        writer = decode.Drafts() if may_draft and can_draft else decode.OneByOne()
+    # drafts write the very text of fixed loops, and with many loops faster
+    writer = decode.decoder_of(decoder) or (decode.OneByOne() if exit else decode.Drafts())
     plan, policy, words = plan_of(model, writer)
+    if decoder is None:
+        try:
+            writer.check_fits(model, plan, policy, num_samples)
+        except ValueError:
+            writer = decode.OneByOne()
     widths = writer.widths(plan)
     check(not compile or widths, 'a pass with an exit rule is not compiled: leave out --compile')
 
@@ -220,7 +217,8 @@ def write_text(model, checkpoint):
             print(f'--- {writer.in_words(plan)}{words}, cache {policy}')
             if model.groups:
                 means = zip(steps.mean(dim=0).tolist(), model.config.groups)
-                print('mean loop steps kept: '
+                kept = 'kept' if not plan.rule or plan.rule.keep else 'kept (one more is computed)'
+                print(f'mean loop steps {kept}: '
                       + ', '.join(f'{mean:.2f} in group {group}' for mean, group in means))
         print(f'{n_tokens / (time.perf_counter() - begin):.1f} tokens/s')
     if in_colour:

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
-from common.configurator import Count, NotNegative, build, configure
+from common.configurator import Count, Natural, NotNegative, build, configure
 from common.encoding import Words
 from common.errors import check, run
 from common.terminal import paint
@@ -35,7 +35,7 @@ dataset = 'calc'        # a name in TASKS, with other knobs if you like: calc:p=
 model_class: str | None = None  # MODULE:CLASS, a model whose file has the task, as in zoo/
 block_size: Count = 24  # T, the tokens in a problem
 rows: Count = 1000      # problems to check with the oracle
-seed = 0
+seed: Natural = 0
 # -------------------------------------------------------------------------------------------------
 
 NOT_ASKED = -100            # torch's cross-entropy ignores this label
@@ -57,7 +57,7 @@ class Task:
         task(rng, rows, T) -> x, y, depth       the problems, (rows, T) each
         task.words() -> list of str             the text of each token
 
-    and may have what follows here, and these methods:
+    and it may override what stands below this text, and add these methods:
 
         oracle(words) -> list of str            the right answers to a problem, computed in another
                                                 way; None where there is no label
@@ -65,7 +65,9 @@ class Task:
                                                 loop steps of each token, to colour it, or None
         valid(x, guesses) -> (B,) bool          which problems (B, T) the rules alone call solved
     """
-    of_words = ()               # the names of the fields on which the words depend
+    # the names of the fields on which the words depend. With other values of all other fields a
+    # model reads problems, too; if a name is missing here, it takes other words for its own
+    of_words = ()
     most_held_out = 2 ** 20     # tokens in all held-out problems of one length
     oracle = picture = valid = None
 
@@ -78,8 +80,8 @@ class Task:
         return 2 * T + 100 if wakes else None
 
     def batch(self, rng, rows, T):
-        """A training batch: x, y, depth of a whole multiple of rows, and of T tokens or fewer."""
-        return self(rng, rows, T)
+        """A training batch: x, y of a whole multiple of `rows` problems of T tokens or fewer."""
+        return self(rng, rows, T)[:2]
 
     def read(self, text):
         """A problem that was typed -> its words, with blanks between. ValueError if it is none."""
@@ -169,10 +171,14 @@ class Problems:
     def make(self, rng, rows, T):
         """Problems: x, y, depth (rows, T)."""
         arrays = self.task(rng, rows, T)
-        check(len(arrays) == 3 and all(array.shape == (rows, T) and array.dtype == np.int64
-                                       for array in arrays),
-              f'the task {self.name} must make three arrays of int64, {rows} x {T} each')
+        self.check_arrays(arrays, 3, (rows, T))
         return arrays
+
+    def check_arrays(self, arrays, n, shape):
+        """ValueError unless the task has made n arrays of int64 of this shape."""
+        check(isinstance(arrays, tuple) and len(arrays) == n and all(
+            np.shape(array) == shape and array.dtype == np.int64 for array in arrays),
+              f"the task {self.name} must make {n} arrays of int64, {' x '.join(map(str, shape))}")
 
     def answers(self, x):
         """The oracle's answers to a problem x (T,), as tokens (T,); NOT_ASKED where it has none."""
@@ -198,17 +204,21 @@ class Problems:
                 if ((labels != NOT_ASKED) & (labels != self.answers(problem))).any()]
 
     def check_fits(self, T):
-        """ValueError if T or a knob does not fit the task, or one of eight problems is none."""
-        x, y, _ = self.make(np.random.default_rng(0), 8, T)
-        check((y != NOT_ASKED).any(axis=1).all(), f'a problem of {self.name} has no label')
-        tokens = np.concatenate((x.flatten(), y[y != NOT_ASKED]))
-        check(0 <= tokens.min() <= tokens.max() < self.vocab_size, f'the task {self.name} has '
-              f'{self.vocab_size} words, and tokens from {tokens.min()} to {tokens.max()}')
+        """Draw eight problems and a batch. ValueError if T, a knob, a token or a label is wrong."""
+        rng = np.random.default_rng(0)
+        of_batch = [part.numpy() for part in self.batch(rng, 8, T)]
+        for x, y in of_batch, self.make(rng, 8, T)[:2]:
+            check((y != NOT_ASKED).any(axis=1).all(), f'a problem of {self.name} has no label')
+            tokens = np.concatenate((x.flatten(), y[y != NOT_ASKED]))
+            check(0 <= tokens.min() <= tokens.max() < self.vocab_size, f'the task {self.name} has '
+                  f'{self.vocab_size} words, and tokens from {tokens.min()} to {tokens.max()}')
 
     def batch(self, rng, rows, T, mine=slice(None)):
         """The slice `mine` of a batch of `rows` problems: x, y (B, T). See Task.batch."""
-        x, y, _ = self.task.batch(rng, rows, T)
-        x, y = (array.reshape(rows, -1, array.shape[1])[mine] for array in (x, y))
+        arrays = self.task.batch(rng, rows, T)
+        n, length = np.shape(arrays[0])
+        self.check_arrays(arrays, 2, (n // rows * rows, min(length, T)))
+        x, y = (array.reshape(rows, -1, array.shape[1])[mine] for array in arrays)
         return torch.from_numpy(x).flatten(0, 1), torch.from_numpy(y).flatten(0, 1)
 
     def n_held_out(self, T):
@@ -217,7 +227,7 @@ class Problems:
 
     @functools.cache
     def all_held_out(self, T):
-        """The n held-out problems of T tokens, with a seed for each n: x, y, depth (n, T)."""
+        """The n held-out problems of T tokens, with n as the seed: x, y, depth (n, T)."""
         n = self.n_held_out(T)
         return self.make(np.random.default_rng([n, *b'held-out']), n, T)
 

@@ -14,9 +14,9 @@ writes ckpt.pt, ckpt_ITER.pt at keep_iters, ckpt_best.pt, log.csv and loss.png; 
 Ctrl-C finishes the step and saves; a second one stops at once. In a notebook: import train;
 train.max_iters = 12; train.main().
 
-log.csv has rows of iterations, whose times are means since the last such row and whose grad_norm is
-that before clipping; and rows of evaluations, before the step, of N loops: val_loss_N, and on tasks
-val_acc_N.
+log.csv has rows of iterations (their own loss; loops of the last micro step; grad_norm before
+clipping; times, means since the last such row), and of evaluations by N loops, before the step:
+val_loss_N, and on tasks val_acc_N.
 
 Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated gradients). Losses
 are nats per token.

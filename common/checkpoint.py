@@ -62,7 +62,8 @@ def read_checkpoint(path):
     check(not objects, f"'{path}' holds {', '.join(objects)} besides tensors and plain values: "
           'they may run code, so none is read. If you trust the file, read it by torch.load with '
           'weights_only=False, and save it without them')
-    check(isinstance(checkpoint, dict) and {'model', 'model_args', 'config'} <= checkpoint.keys(),
+    needed = {'model', 'model_args', 'model_class', 'config', 'tokenizer'}
+    check(isinstance(checkpoint, dict) and needed <= checkpoint.keys(),
           f"'{path}' is not a checkpoint of this program: use another")
     return checkpoint | dict(path=path, folder=os.path.dirname(path) or '.')
 
@@ -87,8 +88,7 @@ def load_checkpoint(path, dev='cpu', length=None, damping=None, cls=None):
     """
     A checkpoint -> its model, float32 and in evaluation, and what else it holds.
 
-    length: another block_size, for a model whose positions are not learned. damping, cls: others
-    than the run's.
+    length: a block_size, if positions are not learned. damping, cls: others than the run's.
     """
     checkpoint = read_checkpoint(path)
     cls = cls or class_of(checkpoint['model_class'])
@@ -111,8 +111,8 @@ def open_run(out_dir=None, dev='cpu', **changes):
     """
     The run in out_dir -> its model, what else its ckpt.pt holds, the folder of that file, and where
     results are written. None = out/ if that holds a ckpt.pt, and pretrained/text otherwise.
-    changes: see load_checkpoint. The model gets the rows of exits.json as exit_rows, unless its
-    damping is changed: first those in the folder of results, then those beside the weights.
+    changes: see load_checkpoint. The model gets the rows of exits.json as exit_rows, unless
+    damping is given: first those in the folder of results, then those beside the weights.
     """
     if out_dir is None:
         out_dir = 'out' if os.path.exists('out/ckpt.pt') else 'pretrained/text'

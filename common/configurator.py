@@ -86,7 +86,7 @@ class Settings:
 
     @property
     def flags(self):
-        """The names of those that flags have set."""
+        """The names of the knobs that flags have set."""
         return {key for key, by in self.given.items() if by == FLAG}
 
     def knobs(self):
@@ -209,8 +209,7 @@ def build(call, table, what):
     'calc:p=7,reset=0.1' -> table['calc'](p=7, reset=0.1); plain 'calc' -> table['calc']().
 
     table: {name: class}; an argument's text is converted by its annotation. what: what the table
-    holds, such as 'task', for the message. ValueError for an unknown name or argument, or a bad
-    value.
+    holds, such as 'task', for the message. ValueError for a wrong name, argument or value.
     """
     name, _, text = call.partition(':')
     check(name in table, f"unknown {what} '{name}'{did_you_mean(name, table)} "

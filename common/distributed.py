@@ -82,10 +82,9 @@ def average(tensors):
 @contextmanager
 def noting_signals():
     """
-    `with noting_signals() as stop_signals:` the first Ctrl-C, SIGTERM or SIGHUP of each kind is put
-    into this list, with a word to the user; the next of that kind acts at once, as without this
-    (torchrun sends a SIGTERM after a Ctrl-C). One that was ignored stays so: nohup protects a run
-    from SIGHUP.
+    `with noting_signals() as signals:` the first Ctrl-C, the first SIGTERM and the first SIGHUP
+    go into this list, with a word to the user; the next of that kind acts at once (torchrun sends a
+    SIGTERM after a Ctrl-C). One that was ignored stays so: nohup does that to SIGHUP.
     """
     stop_signals = []
     before = {}         # {number of a signal: its handler}

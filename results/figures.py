@@ -1,18 +1,12 @@
 """
 The figures of the pages, from the CSVs of this folder.
 
-    python -m results.figures       assets/deeper.png, awake.png, loops.png, extra.png
+    python -m results.figures       assets/deeper.png, loops.png, extra.png
 """
 from collections import Counter
 
-import numpy as np
-import torch
-
 from common import plots
 from common.files import read_csv
-from exits import make_exit
-from model import GPT
-from tasks import Calc
 
 ASLEEP = 'Algorithm 1, sleeping'
 WAITING = 'Algorithm 1, until all\nearlier tokens are still'
@@ -88,22 +82,6 @@ def costs(seed):
     return {label: sorted(line) for label, line in points.items()}
 
 
-@torch.no_grad()
-def awake(path):
-    """Who is awake in a problem that pretrained/calc solves: tokens (across) by loop steps."""
-    x, _, _ = Calc(reset=0.02)(np.random.default_rng(1), 1, 192)
-    model = GPT.load('pretrained/calc', length=192)
-    trace = []
-    model(torch.from_numpy(x), n_loop=484, exit=make_exit('accel', 1.0, wake=True), trace=trace)
-    # (loop steps, tokens): was the token awake?
-    picture = np.array([np.isin(range(192), tokens) for tokens in trace[0]['awake']])
-    figure, [[ax]] = plots.panels(1, 7, 4)
-    ax.imshow(picture, cmap='magma', aspect='auto', interpolation='nearest',
-              extent=(-0.5, 191.5, len(picture) + 0.5, 0.5))
-    ax.set(xlabel='token', ylabel='loop step', title='Bright: computed in this step. Dark: asleep')
-    plots.save(figure, path)
-
-
 # text.md ------------------------------------------------------------------------------------------
 
 # kind: its words, and the loops at which it is evaluated, those of its training
@@ -164,6 +142,5 @@ def extra(path):
 
 if __name__ == '__main__':
     deeper('assets/deeper.png')
-    awake('assets/awake.png')
     loops('assets/loops.png')
     extra('assets/extra.png')

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from common.configurator import Count, Natural, NotNegative
+from common.errors import check
 from tasks import NOT_ASKED, TASKS, Task, steps_since
 
 
@@ -31,6 +32,9 @@ class Hop(Task):
     hops: Natural = 4
 
     of_words = 'letters', 'hops'
+
+    def __post_init__(self):
+        check(2 <= self.letters <= 26, f'letters must lie in [2, 26], not {self.letters}')
 
     def __call__(self, rng, rows, T):
         letters = self.letters
@@ -88,7 +92,7 @@ class Group(Task):
     `=g` sets the value to g, and `g` multiplies it by g from the right. The label of each token is
     the value so far, written `g`. The first token is a `=g`, and so is each later one with
     probability `reset`. The depth is the distance from the last `=g`. In S5 even the best shortcuts
-    need a depth that grows with the length of the product (Liu et al. 2023).
+    need a depth that grows with the length of the product, unless TC0 = NC1 (Liu et al. 2023).
     """
     name: Literal['S3', 'S5'] = 'S3'
     reset: NotNegative = 0.2

@@ -313,8 +313,8 @@ def test_resume_takes_the_knobs_of_its_run_but_flags_win():
     for key in ('model', 'optimizers', 'iter_num'):
         assert same(resumed[key], long[key]), key
     assert resumed['config']['batch_size'] == 4
-    # a rate that is given is taken
     finished('--resume', '--max_iters=9', '--learning_rate=1e-3', '--min_lr=1e-3')
+    assert [row['iter'] for row in log_of('out') if not row['loss']] == ['0', '5', '8', '9']
     assert log_of('out')[-2]['lr'] == '1.000e-03'
 
 
@@ -390,7 +390,7 @@ class Scale(Injection):
 INJECTIONS['own'] = Scale
 class Mine(Calc):
     def batch(self, rng, rows, T):
-        return self(rng, 2 * rows, T // 4)
+        return self(rng, 2 * rows, T // 4)[:2]
 TASKS['mine'] = Mine
 """
 
