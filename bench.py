@@ -4,21 +4,21 @@ How good and how fast is each way to decode: fixed loops, exit rules, drafts, wa
     python bench.py                     the default run, in two minutes
     python bench.py "--taus=[1e-5,1e-4,1e-3,1e-2]"          the paper's sweep
     python bench.py --calibrate         what each threshold costs, on text or on problems
-    python bench.py --calibrate --store     the largest that cost at most 0.005 nats per token are
-                                        written into exits.json, where sample.py finds them; on
-                                        problems you name both: --rules=accel --store=1
+    python bench.py --calibrate --store     the same, and exits.json gets the largest threshold of
+                                        each rule that costs at most 0.005 nats per token; sample.py
+                                        reads it. On problems you choose: --rules=accel --store=1
 
 A way to decode is a *method*, and a row of bench.csv. Each is compared with the first one, the
 *full budget*: n_loop fixed loops with the cache `exact`. n_loop is 30, or mean_recurrence if
-loop_draw is fixed, or on a task that of Task.budget. Fewer loops can check drafts (check=8). A wave
-is tried with its own rule and with all others; norm:1 is a rule with its own threshold, not taus.
+loop_draw is fixed, and on a task Task.budget. drafts:check=8 checks drafts with 8 loops. A wave is
+tried with its own rule and with each of `rules`, other decoders with fixed loops alone.
 
-    quality     loss and accuracy on held-out windows, or on problems of a task. For decoders only
-                `identical` is measured: drafts and waves should write the text of a loop budget
+    quality     loss and accuracy on held-out windows, or on problems of a task. Drafts and waves
+                have none: `identical` says how often they write the text of the full budget
     time        of a text: ms for each new token after a prompt, and whether the text is that of
                 the full budget. On a task: ms for each token of a problem that is read
 
-figure_4.png shows the rules by their thresholds.
+figure_4.png shows the rules by their thresholds, if times are measured.
 
 Paper: sec. 4, App. D, Fig. 4.
 
@@ -49,7 +49,7 @@ from loops import Plan, as_noise
 out_dir: str | None = None  # None = out, or pretrained/text if you have trained no model
 dataset: str | None = None  # held-out text or a task with other knobs; None = the run's own
 length: int | None = None   # tokens of a window; None = block_size
-rules: str | list = ['norm_rel', 'kl', 'accel']     # names in exits.EXITS, or MODULE:NAME
+rules: str | list = ['norm_rel', 'kl', 'accel']     # NAME, or NAME:TAU in place of taus
 taus: float | list | None = None    # thresholds; None = 0.03 ... 30, with calibrate 0.001 ... 30
 budgets: int | list = [1, 2, 4, 8]  # fixed loop steps
 decoder: str | list = ['drafts:loops=2,check=8', 'wave:width=8']    # of a text; drafts have check
@@ -57,7 +57,7 @@ n_loop: int | None = None   # the full budget; None = that of the model or the t
 cache: str | int | list = 'exact'   # of fixed loops and rules: exact, latest, a number of slots
 wake: bool | list | None = None     # may a token that has exited wake? None = on a task
 n_windows: Count = 24       # held-out windows for quality; with --calibrate on a task new problems
-n_prompts: Natural = 8      # how many of them are timed; 0 = none, and no decoders
+n_prompts: Natural = 8      # how many of them are timed; 0 = none, no decoders, no figure
 prompt_tokens: Count | None = None  # of a text: a window at most; None = half of one
 new_tokens = 24             # length of a text. The first token also reads the prompt: not timed
 compile = False             # compile passes that write a text and have no rule, see compiled.py
@@ -153,7 +153,8 @@ def methods_of(model, task=None):
     if n_prompts and not (task or calibrate):       # decoders write texts
         for call in values_of(decoder):
             writer = decoder_of(call)
-            most = isinstance(writer, Drafts) and writer.check or budget
+            checks = isinstance(writer, Drafts) and writer.check is not None
+            most = writer.check if checks else budget
             own_rule, policy, _ = choose(decoder=writer)
             others = rules_of(False) if own_rule else []
             methods += [Method(most, policy, rule, call) for rule in (own_rule, *others)]
@@ -382,7 +383,7 @@ def thresholds_of(model, methods, idx, targets, is_task):
         else:
             title = f'nats per token at most, on {(N + 1) // 2} windows; cost on {N // 2} others'
             good = [line for line in lines if line['at_most'] <= most_nats]
-            how = f'--most_nats={most_nats:g} on {N} windows'
+            how = f'--most_nats={most_nats:g}, chosen on {(N + 1) // 2} windows, cost on {N // 2},'
         words = f'{name}, {policy}' + (', wake' if wakes else '')
         print_rows(f'{words}: {title}; loop steps of a token', lines, COSTS)
         if good:
@@ -400,7 +401,7 @@ def thresholds_of(model, methods, idx, targets, is_task):
 def store_rows(rows, folder, weights):
     """
     Put rows {(rule, cache): row, or None} into folder/exits.json, in the place of earlier ones for
-    the weights in this file.
+    the weights in this file. None removes an earlier one.
     """
     stored = {(row['rule'], row['cache']): row for row in stored_exits(folder, weights)} | rows
     write_json(dict(weights=sha256_of(weights), exits=[row for row in stored.values() if row]),
@@ -420,12 +421,16 @@ def main():
     check(not (compile and (is_task or calibrate or not n_prompts)), 'only texts that are timed '
           'are compiled: leave out --compile')
     check(is_task or not calibrate or n_windows > 2, 'an interval needs n_windows of 3 or more')
-    check(not (store and is_task) or len(values_of(rules)) == 1, 'on problems one threshold is '
-          'stored for one rule: name it, such as --rules=accel')
-    check(not store or is_task == (store is not True), 'on text --most_nats chooses the threshold '
-          'that --store writes; on problems name the threshold, such as --store=1')
     T = model.config.block_size
     methods = methods_of(model, examples.task if is_task else None)
+    if store and is_task:
+        check(len(values_of(rules)) == 1, 'on problems one threshold is stored for one rule: name '
+              'it, such as --rules=accel')
+        check(store is not True and any(method.rule and method.rule.tau == store
+                                        for method in methods), 'on problems name a threshold '
+              'that is tried, such as --store=1')
+    check(is_task or store in (False, True), 'on text --most_nats chooses the threshold that '
+          '--store writes: leave out its value')
     print(f"{checkpoint['path']} of iteration {checkpoint['iter_num']}, groups "
           f'{model.config.groups}, {dev}: {len(methods)} methods')
 
@@ -438,10 +443,9 @@ def main():
     idx, targets = idx.to(dev), targets.to(dev)
     if calibrate:
         rows = thresholds_of(model, methods, idx, targets, is_task)
-        check(rows or not store, f'--store={store}: name a threshold of the table')
         if store:
             store_rows(rows, results, checkpoint['path'])
-            print(f'\n{results}/exits.json has {sum(map(bool, rows.values()))} new thresholds')
+            print(f'\n{results}/exits.json: {sum(map(bool, rows.values()))} thresholds are new')
         return
 
     prompts = idx[:n_prompts, None, :T if is_task else prompt_tokens or T // 2]     # (n, 1, any)

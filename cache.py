@@ -76,7 +76,8 @@ class KeysValues:
         self.allocate(len(new), new)
         slot = self.slot_of(k)
         if awake is not None:
-            # the last keys of a token that is not computed stand one slot back
+            # the last keys of a token that is not computed stand one slot back; in a ring that has
+            # wrapped it keeps its slot, as a token that has exited leaves it (see fill)
             source = self.slot_of(k - 1) if k <= self.slots else slot
             before = self.kv[source, :, span.here]
             new = torch.where(awake[..., None, None, None], new, before)

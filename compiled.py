@@ -3,8 +3,8 @@ Compiled and recorded passes for writing text; sample.py and bench.py load it wi
 
     python sample.py --compile          drafts; with --decoder also the others
 
-A pass is compiled once for each width, loop count, number of rows and size of the cache, and with
-warm states once more, at any place in the text. On CUDA passes are
+A pass is compiled once for each width, loop count, number of rows and size of the cache, and once
+more with warm states. Its place in the text does not matter. On CUDA passes are
 recorded as CUDA graphs. A pass with an exit rule stays eager: the host decides after each step, so
 compiling saves next to nothing. The pass that reads a prompt stays eager, too.
 """

@@ -32,7 +32,7 @@ from loops import derived_seed, of_groups
 def stream(model, idx, n_new, plan, decoder, policy, **draws):
     """
     Continue prompts idx (B, T): yield tokens (B, t), and the loop steps kept in the pass that has
-    predicted each, (B, t, groups); n_new tokens in all.
+    predicted each (of a wave see there), (B, t, groups); n_new tokens in all.
 
     policy: of the cache, see cache.slots_of. draws: seed (row b has seed + b), temperature, top_k,
     see pick. ValueError for bad input when the first token is asked for.
@@ -56,7 +56,7 @@ def stream(model, idx, n_new, plan, decoder, policy, **draws):
             steps_used = of_groups(results, 'steps_used', context)[:, -1:]
         else:
             tokens, steps_used = decoder(model, plan, text, left)
-        if steps_used.shape[:2] != tokens.shape or tokens.shape[1] > left:
+        if steps_used.shape != (*tokens.shape, len(model.groups)) or tokens.shape[1] > left:
             raise ValueError(f'{type(decoder).__name__} must give tokens (B, t) and their loop '
                              f'steps (B, t, groups), and not more than the {left} tokens left')
         if tokens.shape[1] > 0:
@@ -184,20 +184,22 @@ class Decoder:
 
     def __call__(self, model, plan, text, most):
         """
-        The next t tokens of a Text, at most `most`, maybe none -> (B, t), their loop steps (B, t,
-        groups). plan.cache has the keys of all tokens of the window but text.last, with which the
-        pass begins. A pass must fit into the block: text.position + its tokens <= text.block_size.
-        Keys beyond the last token may be left behind, since the next pass overwrites them.
+        The next t tokens of a Text, at most `most`, now and then none -> (B, t), their loop steps
+        (B, t, groups). plan.cache has the keys of all tokens of the window but text.last, with
+        which the pass begins. A pass must fit into the block: text.position + its tokens <=
+        text.block_size. The next pass overwrites the keys that are left beyond the last token. A
+        pass with fewer loops than plan.counts leaves slots of the cache 'exact' empty: compute its
+        tokens again with all loops, as Drafts does, or need 'latest'.
         """
         raise NotImplementedError
 
     def in_words(self, plan):
-        """What sample.py prints before the loops, such as 'a wave of 8, '."""
+        """What sample.py prints before the loops, such as 'warm starts, '."""
         return ''
 
 
 class OneByOne(Decoder):
-    """One token, from noise."""
+    """One token, from x^(0)."""
     one_row = False
 
     def __call__(self, model, plan, text, most):
@@ -236,7 +238,8 @@ def reads_input(model):
 class Drafts(Decoder):
     """
     Draft up to `tokens` tokens with `loops` loops, None = a quarter of the smallest budget, then
-    run them side by side with the plan's loops and rule, and keep those that agree. Both use the
+    run them side by side, from x^(0) again, with the plan's loops and rule, and keep those that
+    agree. Both use the
     same draws, so that the text is that of one_by_one, but for the rule `random`.
     """
     loops: int | None = None
@@ -315,7 +318,7 @@ class Wave(Decoder):
     for the plan's loop budget or longer.) In each pass a token joins at the end, while there is
     room. In pass 13 column 5 turns from o to f, so in pass 14 column 6 has a new input: it keeps
     its states, and counts from 1 again (its second _1; _ is a space). In pass 16 nobody leaves,
-    since f is not still yet.
+    since f is not still yet. Column 5 counts 1 twice: column 4 turned to o in pass 12.
 
     The rule is applied to the change of a token's states from one pass to the next; the token keeps
     its last states, whatever rule.keep says. Its loop steps are all those since it joined.
@@ -328,7 +331,7 @@ class Wave(Decoder):
     needs_cache = 'latest'
     # with it pretrained/text wrote what 30 loops write after bench.py's eight prompts
     default_rule = 'norm_rel', 0.003
-    trace = None
+    trace = None                    # without an annotation it is no argument
 
     def check_plan(self, model, plan):
         if self.width < 1 or self.steps < 1:
@@ -341,7 +344,7 @@ class Wave(Decoder):
                              'every step, and a rule that reads the states of a token alone')
 
     def in_words(self, plan):
-        return f'a wave of {self.width}, '
+        return f'a wave of {self.width}, its first token '
 
     def widths(self, plan):
         return {self.width}         # its passes have no rule: it applies the plan's itself

@@ -90,7 +90,8 @@ def accel(x0, x1, memo, logits_of):
 def accel_hat(x0, x1, memo, logits_of):
     """
     Eq. 6: acceleration over the norms of both updates. The paper says [0, 2]; by the triangle
-    inequality it is [0, 1]. Not for waking: a token that has just woken has 1, and moves.
+    inequality it is [0, 1]. States that come to rest have 0.5 to 1 here, so a tau such as 0.9. Not
+    for waking: a token that has just woken has 1, and moves.
     """
     value, delta = accel(x0, x1, memo, logits_of)
     if memo is not None:
@@ -181,7 +182,7 @@ def loop(f, x, k_max, rule, logits_at=None, readers=None, record=None):
     of all tokens; `at` (N,) numbers those that are awake, b T + t.
     logits_at(states, at, x): the logits of the tokens `at` in these states (N, C).
     readers(moved): who reads a token that moved, (B, T) -> (B, T); None = nobody wakes.
-    record(awake, x): called after each step with who was awake (B, T), and all states (B T, C).
+    record(awake, x): called after each step with who was awake (B, T), and x (B T, C): copy it.
 
     A token *moves* in a step unless the rule has found it still. Who moved loops in the next step.
     If the rule wakes, so do all who read one that moved; the others sleep, and keep state, keys,
@@ -215,8 +216,8 @@ def loop(f, x, k_max, rule, logits_at=None, readers=None, record=None):
         moved = streak < rule.hits
         next_awake = moved | readers(moved) if readers else moved
 
-        # Algorithm 1 throws away the step in which a token stops; who is still, but stays awake for
-        # one that it reads, keeps it
+        # Algorithm 1 throws away the step in which a token stops; a still token that stays awake,
+        # since one that it reads has moved, keeps it
         keeps = awake if rule.keep else awake & next_awake
         taken = numbers_of(keeps[awake], x)     # in x1, which holds the awake alone
         x[at[taken]] = x1[taken]
@@ -273,8 +274,8 @@ def make_exit(name, tau=None, wake=False):
         rules = import_module(file).EXITS if file else EXITS
     except (ImportError, AttributeError) as error:
         raise ValueError(f"cannot import the exit rule '{name}' ({error}): write NAME, or "
-                         'MODULE:NAME such as zoo.huginn:kl; the threshold is not part of the '
-                         'name, it is tau') from error
+                         'MODULE:NAME such as zoo.huginn:kl; a threshold is tau (bench.py also '
+                         'takes NAME:TAU)') from error
     if short not in rules:
         close = get_close_matches(short, rules, n=1)
         hint = f": did you mean '{close[0]}'?" if close else ''

@@ -192,7 +192,8 @@ INJECTIONS = {'concat': Concat, 'concat_random': ConcatRandom, 'add': Add, 'none
 class Plan:
     """
     How a pass of tokens goes through the model. Counts, rule and noise are the user's; decode.py
-    sets span, cache and warm for each pass. `passes` is a list of bench.py.
+    sets span, cache and warm for each pass. If `passes` is a list, each pass
+    appends its evals.
     """
     counts: list                        # the loop budget of each group
     rule: Exit | None = None            # who exits, and when; None = all loops of the budget
@@ -243,7 +244,7 @@ class RecurrentGroup(nn.Module):
             return e.float()
         if self.x0 == 'zero':
             return torch.zeros_like(e, dtype=torch.float32)
-        # paper: "each time the block is applied"; here once per pass
+        # paper: "each time the block is applied", read as Geiping's: once per pass
         noise = as_noise(noise, self.training)
         return noise.draw(self, e, slice(e.shape[1]) if pos is None else pos)
 
@@ -345,9 +346,8 @@ class RecurrentGroup(nn.Module):
 
     def map_of_all(self, e, span, cache=None):
         """
-        The block map that computes all tokens: f(x, k), (B, T, C) -> (B, T, C), states before and
-        after step k. In exits.loop f(x, k, at), (B T, C) -> (N, C): those asleep keep their keys,
-        for which a cache needs a mask of the tokens `at`.
+        The block map that computes all tokens: f(x, k), (B, T, C) -> (B, T, C), or for exits.loop
+        f(x, k, at), (B T, C) -> (N, C), the tokens `at`, where the others keep their keys.
         """
         # e's share of every step, computed once and outside no_grad: the steps with gradients pass
         # them on to e. Under autocast a product is bf16, and the state must stay float32

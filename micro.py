@@ -186,7 +186,7 @@ def show_scales(model, x):
     """
     The two scales: the loop steps of a group, and the jump from its last state to that of the next
     group. The first step, out of the noise, is longer than the jump, so the mean leaves it out; the
-    paper's Eq. 2 has it, and jumps to the first state. The paper's cosines settle at 0.5 to 0.65.
+    paper's Eq. 2 has it, and jumps to the noise. The paper's cosines settle at 0.5 to 0.65.
     Here those of layers [2, 3] settle lower, the others near 1; exercise 4 changes their sign.
     """
     _, trace = model(x, [8] * len(groups))

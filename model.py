@@ -33,7 +33,7 @@ LONG = 64       # in rows of more windows than this, the keys of each window are
 
 @dataclass
 class GPTConfig:
-    """The shape of a model. The defaults are the paper's (App. B) or Geiping's, but for one."""
+    """The shape of a model, by default the paper's (App. B) but for injection."""
     block_size: int = 512
     vocab_size: int = 50304         # GPT-2's 50257, padded to a multiple of 64 for speed
     n_layer: int = 12
@@ -49,7 +49,7 @@ class GPTConfig:
     norm_inside: bool = True        # the core's norm in every step; False: after the last, see step
     damping: float = 0.0            # share of the old state that a step keeps, see RecurrentGroup
     pos: str = 'learned'            # positions: 'learned' (the paper), 'rotary', 'none'
-    rope_base: float = 10000.0      # rotary: the slowest pair turns by about 1 / base a token
+    rope_base: float = 10000.0      # rotary: the slowest pair turns by 1 / base (Geiping: 50,000)
     window: int | None = None       # attention reads the last `window` tokens; None = all of them
     norm_eps: float = 1e-6          # of all norms
 

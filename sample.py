@@ -189,7 +189,7 @@ def write_text(model, checkpoint):
         except ValueError:
             writer = decode.OneByOne()
     widths = writer.widths(plan)
-    check(not compile or widths, 'a pass with an exit rule is not compiled: leave out --compile')
+    check(not compile or widths, 'no pass is without an exit rule: leave out --compile')
 
     # some decoders work on one row; otherwise all samples are decoded side by side
     n_rows = 1 if writer.one_row else num_samples
@@ -217,7 +217,8 @@ def write_text(model, checkpoint):
             print(f'--- {writer.in_words(plan)}{words}, cache {policy}')
             if model.groups:
                 means = zip(steps.mean(dim=0).tolist(), model.config.groups)
-                kept = 'kept' if not plan.rule or plan.rule.keep else 'kept (one more is computed)'
+                throws = plan.rule and not (plan.rule.keep or isinstance(writer, decode.Wave))
+                kept = 'kept, and one more computed' if throws else 'kept'
                 print(f'mean loop steps {kept}: '
                       + ', '.join(f'{mean:.2f} in group {group}' for mean, group in means))
         print(f'{n_tokens / (time.perf_counter() - begin):.1f} tokens/s')

@@ -5,8 +5,8 @@ Train a recurrent-depth GPT.
     python train.py config/groups.py        the paper's model on FineWeb, one GPU
     python train.py --resume                continue the run in out_dir, with its knobs; flags win
     python train.py --eval_only --out_dir=out-calc --block_size=192 '--eval_loops=[64,256]'
-                                            no training: the losses by loops, and on a task by
-                                            depth, at another length
+                                            no training: the losses by loops, here at another
+                                            length; a table has those of a task by depth
     python train.py mine.py --model_class=mine:Mine     another class of model, in mine.py
     torchrun --standalone --nproc_per_node=2 train.py config/groups.py
 
@@ -118,9 +118,9 @@ def lr_at(it):
 
 def get_batch(run, it, micro):
     """
-    What a micro step trains on: this process's rows of the batch, tokens and labels (B, T), on a
-    task maybe more and shorter ones; how often each group loops; its noise. The draws derive from
-    (seed, purpose, it, micro), and are the same in all processes.
+    What a micro step trains on: this process's rows of the batch, tokens and labels (B, T), of a
+    task maybe several shorter rows for one (Task.batch); how often each group loops; its noise. The
+    draws derive from (seed, purpose, it, micro), and are the same in all processes.
     """
     rng = np.random.default_rng(derived_seed(seed, 'batch', it, micro))
     share = batch_size // distributed.WORLD
@@ -231,7 +231,7 @@ def take_earlier_knobs():
         of_user = settings.flags
     else:
         if resume:
-            say(f'no run in {out_dir}: starting one')
+            say(f'no run in {out_dir}: a new one, on {dataset}')
             settings.take(dict(resume=False))
         check_free(out_dir, overwrite)
         if not init_from:
@@ -239,12 +239,8 @@ def take_earlier_knobs():
         checkpoint = read_checkpoint(init_from)
         earlier = checkpoint['model_args']
     earlier = earlier | dict(model_class=checkpoint['model_class'])
-    kept = of_user | {'out_dir', 'resume', 'overwrite', 'init_from', 'eval_only'}
-    known = settings.knobs().keys() | settings.unknown.keys()
-    for name in (earlier.keys() & known) - kept:
-        settings.unknown.pop(name, None)
-        settings.take({name: earlier[name]})
-        settings.given.pop(name, None)      # it is the checkpoint's now: see named= in main
+    of_this_run = {'out_dir', 'resume', 'overwrite', 'init_from', 'eval_only'}
+    settings.take_earlier(earlier, but=of_user | of_this_run)
     return checkpoint
 
 
@@ -288,7 +284,10 @@ def train(run, checkpoint):
             if run.done:
                 save(run, 'ckpt.pt')
             raise
+        own_class = f"{model_class.partition(':')[0].replace('.', '/')}.py"
         files = f'{settings.own_files} --out_dir={shlex.quote(out_dir)}'
+        if 'model_class' in settings.given and not own_class.startswith(('model.', 'zoo/')):
+            files = files if own_class in files else f' {own_class}{files}'
         if was_stopped:
             say(f'stopped at iteration {run.done} and saved; to go on: python train.py --resume'
                 f'{files}')
@@ -380,8 +379,8 @@ def iterate(run, stop_signals):
         means = distributed.add_up(torch.stack((loss, norm, stops)) / distributed.WORLD)
         loss, norm, stops = means.tolist()                                  # waits for the GPU
         check(math.isfinite(loss + norm), f'not finite at iteration {it}: loss {loss}, gradient '
-              f'norm {norm}. This step was not taken: go on from the last checkpoint with '
-              '--resume and a lower --learning_rate, or start anew')
+              f'norm {norm}. This step was not taken: start again with a lower '
+              '--learning_rate, or, if there is a ckpt.pt, go on from it with --resume and that')
         for opt in run.optimizers.values():
             for params in opt.param_groups:
                 params['lr'] = lr_at(it)
@@ -411,21 +410,14 @@ def iterate(run, stop_signals):
 # log and evaluation -------------------------------------------------------------------------------
 
 class Log:
-    """log.csv: `add` appends a row. A resumed run drops rows that come again or are cut."""
+    """log.csv: `add` appends a row."""
 
     def __init__(self, run):
         self.path = f'{out_dir}/log.csv'
         self.rows = []
         try:
             if run.done and os.path.exists(self.path):
-                rows = [row for row in read_csv(self.path) if None not in row.values()]
-                for row in rows:
-                    for name in row.keys() - {'loops'}:
-                        float(row[name] or 0)       # the figure needs numbers
-                # the evaluation of the last iteration stays unless it comes again
-                again = run.done % eval_interval == 0 or run.done == max_iters
-                self.rows = [row for row in rows if int(row['iter']) < run.done
-                             + (not again and not row['loss'])]
+                self.rows = earlier_rows(self.path, run.done)
         except (csv.Error, KeyError, TypeError, ValueError):        # somebody has edited it
             aside = f'{out_dir}/log_before_{run.done}.csv'
             os.replace(self.path, aside)
@@ -442,6 +434,18 @@ class Log:
         self.rows.append({name: row.get(name, '') for name in self.columns})
         with open(self.path, 'a', newline='', encoding='utf-8') as f:
             csv.DictWriter(f, self.columns).writerow(self.rows[-1])
+
+
+def earlier_rows(path, done):
+    """The rows of a log up to iteration `done` that do not come again, and are whole."""
+    rows = [row for row in read_csv(path) if None not in row.values()]
+    for row in rows:
+        for name in row.keys() - {'loops'}:
+            float(row[name] or 0)       # the figure needs numbers
+    comes_again = done % eval_interval == 0 or done == max_iters
+    evaluated = None if comes_again else str(done)
+    return [row for row in rows
+            if int(row['iter']) < done or row['iter'] == evaluated and not row['loss']]
 
 
 def scores_of(run, n_windows=None):
@@ -474,7 +478,7 @@ def counts_of(model):
           f'{counts}')
     for n_loop in counts:
         model.loop_counts(n_loop)       # ValueError for a count that no model takes
-    return counts
+    return list(dict.fromkeys(counts))
 
 
 def evaluate_only(run, checkpoint):

@@ -184,6 +184,14 @@ class Settings:
         self.script.update(values)
         self.last_set.update({key: repr(value) for key, value in values.items()})
 
+    def take_earlier(self, values, but):
+        """Set knobs that an earlier run had, {name: value}, if they are known and not in `but`."""
+        known = self.knobs().keys() | self.unknown.keys()
+        for name in (values.keys() & known) - but:
+            self.take({name: values[name]})
+            self.unknown.pop(name, None)
+            self.given.pop(name, None)      # the user has not given it
+
     def take_attributes(self):
         """Knobs that a notebook has set as attributes of the module count as flags."""
         for key, value in self.knobs().items():

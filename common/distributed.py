@@ -93,7 +93,7 @@ def noting_signals():
         stop_signals.append(number)
         signal.signal(number, before[number])
         if RANK == 0:
-            print('stopping after this step, to save it; the same signal again stops at once',
+            print('stopping once a step is done, to save it; the same signal again stops at once',
                   file=sys.stderr, flush=True)
 
     # Windows has no SIGHUP

@@ -1,4 +1,5 @@
-# The paper's recipe at the default size: AdamW, r = 12, gradients through the last 8 loop steps.
+# The paper's recipe at the default size: AdamW, r = 12; gradients through the last 8 loop steps, as
+# in Geiping. Differs from the paper: the adapter starts as x + e (theirs is concat_random).
 #   python train.py config/recipe.py        a quarter of an hour on a quiet core
 out_dir = 'out-recipe'
 optimizer = 'adamw'

@@ -17,7 +17,7 @@ const NOUNS = {
   token: 'candidate',
   answer: 'open cell',
   name: cell => `row ${Math.floor(cell / board.n) + 1}, column ${cell % board.n + 1}` +
-    (board.clues[cell] ? ', a clue (what the model says of it does not count)' : ''),
+    (board.clues[cell] ? ', a clue' : ''),
   before: 'In each loop every candidate at work says how sure it is that it is right.',
   likely: 'Loop by loop, the four surest digits of the cell, each with its %',
 };
@@ -46,7 +46,7 @@ const ANSWERS = {
     const n_right = n_decided - n_wrong;
     const words = `${n_decided} of ${count(open.length, NOUNS.answer)} decided`;
     if (pass.labels.some(({right}) => right.length))
-      return `${n_right === open.length ? 'solved, ' : ''}${words}, ${n_right} right`;
+      return n_right < open.length ? `${words}, ${n_right} right` : `solved, all ${n_right} right`;
     if (n_wrong) return `${words}, ${count(n_wrong, 'digit')} against the rules (red)`;
     return n_decided < open.length ? words : `${words}, a solution: it keeps all rules`;
   },
@@ -134,13 +134,13 @@ function solutions_of({n, clues}) {
 
 // A text -> a board. An Error in words if it is none.
 function read_board(text) {
-  const letters = [...text.toUpperCase().replace(/\s/g, '')];
+  const letters = [...text.toUpperCase().replace(/[\s|+-]/g, '')];
   const n = Math.sqrt(letters.length);
   if (!BOXES[n])
     throw Error('A board has 16, 36, 81, 144 or 256 cells, a digit or a dot for each, and not ' +
       `${letters.length}.`);
   const digits = DIGITS.slice(0, n);
-  const unknown = letters.find(letter => !`.0${digits}`.includes(letter));
+  const unknown = letters.find(letter => !`.0_*${digits}`.includes(letter));
   if (unknown) throw Error(`"${unknown}" is no digit of this board: they are ${digits}, and . ` +
     'or 0 for an open cell.');
   const [h, w] = BOXES[n];
@@ -155,7 +155,7 @@ function check_rules({n, clues}) {
   const kinds = ['cell', 'row', 'column', 'box'];
   units_of(n).members.forEach((unit, number) => {
     const given = unit.filter(is_given);
-    if (given.length > 1) throw Error(`The clue ${DIGITS[given[0] % n]} stands twice in ` +
+    if (given.length > 1) throw Error(`A ${DIGITS[given[0] % n]} would stand twice in ` +
       `${kinds[Math.floor(number / n / n)]} ${Math.floor(number / n) % n + 1}.`);
   });
 }
@@ -170,7 +170,7 @@ function look_up(board) {
   const solutions = solutions_of(board);
   const only = solutions?.length === 1 && solutions[0];
   const found = {0: 'finds no solution', 2: 'finds several solutions'}[solutions?.length];
-  standing = only ? '' : `A search of this board ${found ?? 'gives up'}. The model is not told.`;
+  standing = only ? '' : `A search ${found ?? 'gives up'}.`;
   put($('notice'), standing);
   return [ids, clues.map((clue, cell) => ({right: only && !clue ? [only[cell] - 1] : []}))];
 }
@@ -181,13 +181,15 @@ function take(new_text) {
     board = read_board(new_text);
   } catch ({message}) {
     if (!board) take(R.start);
-    put($('notice'), `${message} The board stays.`);
+    put($('why'), `${message} The board stays.`);
     return false;
   }
+  if (!pass || text !== new_text) chosen = Math.max(0, board.clues.indexOf(0));
   text = new_text;
+  put($('why'), '');
+  canvas.scrollIntoView({block: 'nearest'});
   show_board();
   begin(...look_up(board));
-  chosen = Math.max(0, board.clues.indexOf(0));
   return true;
 }
 
@@ -219,7 +221,7 @@ function set_clue(digit) {
   try {
     check_rules({...board, clues});
   } catch ({message}) {
-    return put($('notice'), `${message} The cell stays.`);
+    return put($('notice'), message);
   }
   board = {...board, clues};
   text = text_of(board);
@@ -313,10 +315,9 @@ function write(digit, x, y, share, style, weight = '') {
 
 // what a reader does ------------------------------------------------------------------------------
 
-// The line of a refused clue goes; that of a text which is no board stays beside it.
 function choose(row, column) {
   chosen = between(0, row, board.n - 1) * board.n + between(0, column, board.n - 1);
-  if ($('text').value === text) put($('notice'), standing);
+  put($('notice'), standing);
   draw();
 }
 canvas.onclick = ({offsetX, offsetY}) =>
@@ -343,7 +344,6 @@ $('text').oninput = async () => {
   const typed = $('text').value;
   await pause(400);                     // a board is read when the typing pauses
   if ($('text').value !== typed) return;
-  if (typed === text) return put($('notice'), standing);
   set('noise', 1);
   if (take(typed)) present();
 };

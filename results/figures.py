@@ -1,7 +1,7 @@
 """
 The figures of the pages, from the CSVs of this folder.
 
-    python -m results.figures       assets/deeper.png, loops.png, extra.png
+    python -m results.figures       assets/deeper.png, extra.png
 """
 from collections import Counter
 
@@ -82,41 +82,6 @@ def costs(seed):
     return {label: sorted(line) for label, line in points.items()}
 
 
-# text.md ------------------------------------------------------------------------------------------
-
-# kind: its words, and the loops at which it is evaluated, those of its training
-KINDS = {'plain3': ('three plain layers', '1'), 'plain6': ('six plain layers', '1'),
-         'each2': ('each layer twice', '2'), 'block2': ('the block twice', '2'),
-         'middle2': ('the middle layer twice', '2'), 'geiping': ("Geiping's loop", '4')}
-
-
-def loops(path):
-    """Two panels: the loss of each kind against weights, and against the work of training."""
-    figure, [[left, right]] = plots.panels(2, 5, 3.6, sharey=True)
-    for g, (kind, (words, n_loop)) in enumerate(KINDS.items()):
-        best = {}       # {iterations: the row with the best rate}, of seed 1
-        for row in sorted(read_csv('results/text.csv'), key=lambda row: -float(row['loss'])):
-            name, iterations, seed, *_ = row['run'].split('-')
-            if (name, seed, row['loops']) == (kind, '1', n_loop):
-                best[int(iterations)] = row
-        losses = [float(best[length]['loss']) for length in sorted(best)]
-        work = [float(best[length]['teraflops']) for length in sorted(best)]
-        style = dict(marker='s' if kind.startswith('plain') else 'o', color=plots.colour_of(g))
-        right.plot(work, losses, '--' if kind.startswith('plain') else '-', label=words,
-                   markersize=4, **style)
-        for length, size in (2000, 3), (8000, 7):
-            left.plot(float(best[length]['weights']), float(best[length]['loss']), ls='none',
-                      markersize=size, **style)
-    left.set(xlabel='weights', ylabel='held-out nats per byte',
-             title='2,000 iterations (small) and 8,000')
-    right.set(xlabel='FLOPs of training, $10^{12}$', xscale='log',
-              title='Seed 1, the best rate tried')
-    right.set_xticks([5, 10, 20, 40], ['5', '10', '20', '40'])
-    right.xaxis.set_minor_formatter('')
-    left.legend(*right.get_legend_handles_labels(), fontsize=8, loc='center')
-    plots.save(figure, path)
-
-
 # extra.md -----------------------------------------------------------------------------------------
 
 def extra(path):
@@ -142,5 +107,4 @@ def extra(path):
 
 if __name__ == '__main__':
     deeper('assets/deeper.png')
-    loops('assets/loops.png')
     extra('assets/extra.png')

@@ -342,7 +342,7 @@ def test_boards_are_typed_and_clues_change(pages):
         const found = [];
         for (const board of {json.dumps(wrong + odd)}) {{
             await type(board);
-            found.push([text === R.start, $('notice').textContent !== '',
+            found.push([text === R.start, $('why').textContent + standing !== '',
                 pass.labels.some(({{right}}) => right.length)]);
         }}
         return found;""")

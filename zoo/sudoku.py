@@ -130,8 +130,7 @@ def singles(left, undecided, n, rounds=None):
 def search(board, n, most=2, random=None, nodes=MOST_NODES):
     """
     The first `most` solutions of a board, a list, by branching on the unit with the fewest
-    candidates. random: a Random, which shuffles the branches. None if that takes more than `nodes`
-    branches.
+    candidates, at most `nodes` times: then None. random: a Random, which shuffles the branches.
     """
     _, rivals = bits_of(n)
     todo = [fill(board, n)]
