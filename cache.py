@@ -1,8 +1,6 @@
 """
 The KV cache: keys and values of each loop step, and the positions of new tokens.
 
-    python cache.py                     slots of each cache, and what a new token reads
-
 One layer that runs K times makes K different keys for one token, one from each iterate. When a
 whole sequence loops side by side, a token at step k attends to the others at their step k. Decoding
 token by token must read the same keys, and so the cache has a slot for each loop step:
@@ -87,7 +85,7 @@ class KeysValues:
             self.kv[torch.full_like(rows, slot), rows, span.pos] = new
         else:
             self.kv[slot, :, span.here] = new
-        # like kv[slot], of which torch.compile would make a graph for each slot
+        # as kv[slot], with which torch.compile would build one graph for each slot
         return self.kv.select(0, slot)[:, :span.end], span.mask
 
     def update_some(self, new, B, rows, pos, near):
@@ -127,26 +125,3 @@ def make_cache(model, counts, policy='exact', T_max=None):
     for group, n_loop in zip(model.groups, counts, strict=True):
         layers |= {block: KeysValues(slots_of(policy, n_loop), T_max) for block in group.core}
     return layers
-
-
-# the demonstration --------------------------------------------------------------------------------
-
-def main():
-    n_loop = 8
-    print('two tokens exited after 4 and 8 steps: which of their keys does a third one read?\n')
-    print('cache   slots  step  ' + ' '.join(f'{k:3d}' for k in range(1, n_loop + 1)))
-    for cache in ('exact', 4, 'latest'):
-        kv = KeysValues(slots_of(cache, n_loop), 3)
-        for position, steps in enumerate((4, n_loop)):
-            for k in range(1, steps + 1):       # a key whose value is its loop step
-                kv.update(torch.full((1, 1, 2, 1, 1), float(k)), Span(position), k)
-            kv.fill(Span(position), steps)
-        read = []
-        for k in range(1, n_loop + 1):
-            keys, _ = kv.update(torch.zeros(1, 1, 2, 1, 1), Span(2), k)
-            read.append(','.join(f'{step:g}' for step in keys[0, :2, 0, 0, 0].tolist()))
-        print(f'{cache!s:7s} {kv.slots:5d}  reads ' + ' '.join(read))
-
-
-if __name__ == '__main__':
-    main()

@@ -266,7 +266,8 @@ class Text:
 
         name                    of the data set, or of the task without its knobs
         description             the data or the task, in words
-        sha256                  of what is trained on: --resume refuses another one
+        sha256                  of what is trained on, which --resume compares; of a task its name
+                                and knobs, not its code: start anew once its words have changed
         tokenizer, vocab_size   the name of its encoding; how many tokens there are
         tokenizer_json          the TokenizerJson of that name; None if it is no such file
         is_task                 only some tokens have labels, and accuracy counts, not the loss

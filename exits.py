@@ -293,7 +293,7 @@ def make_exit(name, tau=None, wake=False):
 def choose(exit=None, tau=None, wake=False, policy='auto', decoder=None, rows=()):
     """
     Which rule, which threshold and which cache? -> an Exit or None, the cache policy, and in words
-    where the threshold comes from, '' if it was given. sample.py, bench.py and GPT ask here.
+    where the threshold comes from, '' if it was given. Whoever gets a rule by its name asks here.
 
     exit        an Exit is taken as it is. None = the decoder's own rule, or none: fixed loops
     tau         the first of these that is there: what is given; the decoder's own threshold, for
@@ -324,4 +324,6 @@ def choose(exit=None, tau=None, wake=False, policy='auto', decoder=None, rows=()
     for row in rows:
         if (row['rule'], row['cache']) == (rule.name, policy):
             return replace(rule, tau=row['tau']), policy, 'exits.json'
-    return rule, policy, 'not measured for this model'
+    is_known = any(row['rule'] == rule.name for row in rows)
+    what = f'with cache {policy}' if is_known else 'for this model'
+    return rule, policy, f'not measured {what}'

@@ -191,9 +191,8 @@ INJECTIONS = {'concat': Concat, 'concat_random': ConcatRandom, 'add': Add, 'none
 @dataclass(frozen=True)
 class Plan:
     """
-    How a pass of tokens goes through the model. Counts, rule and noise are the user's; decode.py
-    sets span, cache and warm for each pass. If `passes` is a list, each pass
-    appends its evals.
+    How a pass of tokens goes through the model. Counts, rule and noise are the user's. decode.py
+    sets a cache for each context window, a span for each pass, and warm for some decoders.
     """
     counts: list                        # the loop budget of each group
     rule: Exit | None = None            # who exits, and when; None = all loops of the budget
@@ -326,7 +325,14 @@ class RecurrentGroup(nn.Module):
         if attention.reads_few(T) and plan.cache is None:
             f = self.map_of_awake(e, cache)
         else:
-            f = self.map_of_all(e, plan.span, cache)
+            f_of_all = self.map_of_all(e, plan.span, cache)
+
+            def f(x, k, at):
+                awake = None
+                if len(at) < len(x):            # with all awake no mask is needed
+                    awake = torch.zeros(B * T, dtype=torch.bool, device=x.device)
+                    awake = awake.index_fill(0, at, True).view(B, T)
+                return f_of_all(x.view(B, T, C), k, awake).flatten(0, 1)[at]
 
         diary = []              # of each step: the numbers of the awake tokens, b T + t
         states = [x]
@@ -337,8 +343,9 @@ class RecurrentGroup(nn.Module):
                 states.append(x.view(B, T, C).clone())
 
         x, kept, evals = loop(f, x, plan.counts[self.index], plan.rule, logits_at, readers, record)
+        n_steps = len(diary)
         for block in self.core:
-            cache[block].fill(plan.span, len(diary))
+            cache[block].fill(plan.span, n_steps)
         steps_used, evals = torch.from_numpy(np.stack((kept, evals))).to(       # one upload
             x.device, non_blocking=x.is_cuda)
         return x, dict(states=torch.stack(states) if plan.keep_states else None,
@@ -346,23 +353,18 @@ class RecurrentGroup(nn.Module):
 
     def map_of_all(self, e, span, cache=None):
         """
-        The block map that computes all tokens: f(x, k), (B, T, C) -> (B, T, C), or for exits.loop
-        f(x, k, at), (B T, C) -> (N, C), the tokens `at`, where the others keep their keys.
+        The block map that computes all tokens: f(x, k), (B, T, C) -> (B, T, C), states before and
+        after step k. awake (B, T): the others keep their keys.
         """
         # e's share of every step, computed once and outside no_grad: the steps with gradients pass
         # them on to e. Under autocast a product is bf16, and the state must stay float32
         from_e = self.adapter.from_e(e).to(e.dtype)
         caches = [cache[block] for block in self.core] if cache else []
 
-        def f(x, k, at=None):
-            awake = None
-            if at is not None and len(at) < len(x):     # with all awake no mask is needed
-                awake = at.new_zeros(len(x), dtype=torch.bool).index_fill(0, at, True)
-                awake = awake.view(e.shape[:2])
+        def f(x, k, awake=None):
             # each block writes into its own cache; a partial would be compiled anew for each k
             hooks = [lambda new, kv=kv: kv.update(new, span, k, awake) for kv in caches]
-            x1 = self.step(x.view(e.shape), from_e, hooks, span.pos)
-            return x1 if at is None else x1.flatten(0, 1)[at]
+            return self.step(x, from_e, hooks, span.pos)
         return f
 
     def map_of_awake(self, e, cache):

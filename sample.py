@@ -25,10 +25,10 @@ import tasks
 from common.checkpoint import open_run
 from common.configurator import Count, Natural, configure
 from common.distributed import pick_device, use_one_thread
-from common.encoding import read_prompt
+from common.encoding import open_encoding, read_prompt
 from common.errors import check, run
 from common.terminal import colours_are_shown, paint, print_legend
-from data import examples_of, open_encoding
+from data import examples_of
 from exits import choose
 from loops import Plan, as_noise
 from tasks import NOT_ASKED, print_problem
@@ -52,7 +52,7 @@ cache: str | int = 'auto'   # exact, latest, or a number of slots; auto = exact,
 decoder: str | None = None  # one of decode.DECODERS, as wave:width=8; None = drafts or one_by_one
 seed: Natural = 1337        # of the tokens drawn, or of the problems
 compile = False             # compiled passes: worth it on a GPU, or for thousands of tokens
-show_steps: bool | None = None  # colour tokens by loop steps; None = in pictures, on a terminal
+show_steps: bool | None = None  # colour tokens by loops; None = on a terminal, of pictures
 device = 'auto'
 # -------------------------------------------------------------------------------------------------
 
@@ -67,6 +67,7 @@ def plan_of(model, writer=None, task=None, T=None):
     """
     rule, policy, source = choose(exit, tau, wake=bool(wake), policy=cache, decoder=writer,
                                   rows=model.exit_rows)
+    # on a task tokens wake unless the user says no, but only with the cache that was chosen now
     if wake is None and rule and task is not None and policy == 'exact':
         rule = replace(rule, wake=True)
     budget = n_loop
@@ -114,7 +115,7 @@ def answer_problems(model, checkpoint):
         marked = 'a ! beside wrong ones' if has_picture else 'wrong ones as !word!'
         print(f'--- {right.sum()} of {right.size} answers right, {100 * right.mean():.1f}%; '
               f'{marked}')
-    if depth is not None and not has_picture:       # mazes and boards have short cuts
+    if depth is not None and not problems.task.has_short_cuts:
         in_one_pass = policy == 'exact' and model.groups        # a plain model keeps no steps
         print(deepest_answer(y, depth, guesses, kept if in_one_pass else None), end='; ')
     last = ' in the last try' if num_starts > 1 else ''
@@ -186,7 +187,7 @@ def write_text(model, checkpoint):
     if decoder is None:
         try:
             writer.check_fits(model, plan, policy, num_samples)
-        except ValueError:
+        except ValueError:      # no groups, one loop, another cache, or several samples
             writer = decode.OneByOne()
     widths = writer.widths(plan)
     check(not compile or widths, 'no pass is without an exit rule: leave out --compile')
@@ -218,7 +219,7 @@ def write_text(model, checkpoint):
             if model.groups:
                 means = zip(steps.mean(dim=0).tolist(), model.config.groups)
                 throws = plan.rule and not (plan.rule.keep or isinstance(writer, decode.Wave))
-                kept = 'kept, and one more computed' if throws else 'kept'
+                kept = 'kept (that which stops a token is not)' if throws else 'kept'
                 print(f'mean loop steps {kept}: '
                       + ', '.join(f'{mean:.2f} in group {group}' for mean, group in means))
         print(f'{n_tokens / (time.perf_counter() - begin):.1f} tokens/s')
@@ -262,7 +263,8 @@ def main():
               '--compile')
         answer_problems(model, checkpoint)
     else:
-        check(dataset is None, 'this model writes text: leave out --dataset')
+        check(dataset is None and num_starts == 1, 'this model writes text: leave out --dataset '
+              'and --num_starts')
         write_text(model, checkpoint)
 
 

@@ -65,9 +65,10 @@ class Task:
                                                 loop steps of each token, to colour it, or None
         valid(x, guesses) -> (B,) bool          which problems (B, T) the rules alone call solved
     """
-    # the names of the fields on which the words depend. With other values of all other fields a
-    # model reads problems, too; if a name is missing here, it takes other words for its own
+    # the names of the fields on which the words depend: a model refuses problems with other values
+    # of these. Of a field that is missing here it would read other words as its own
     of_words = ()
+    has_short_cuts = False      # may answers need fewer loops than their depth?
     most_held_out = 2 ** 20     # tokens in all held-out problems of one length
     oracle = picture = valid = None
 
@@ -159,9 +160,11 @@ class Problems:
     def __init__(self, dataset):
         self.name = dataset.partition(':')[0]
         self.task = build(dataset, TASKS, 'task')
-        # the same words have the same name
         of_words = ','.join(f'{field}={getattr(self.task, field)}' for field in self.task.of_words)
-        self.encoding = Words(f'{self.name}:{of_words}', self.task.words())
+        words = self.task.words()
+        check(len({*words}) == len(words) and all(str(word).split() == [word] for word in words),
+              f'the words of {self.name} must be different texts without blanks')
+        self.encoding = Words(f'{self.name}:{of_words}', words)
         self.tokenizer = self.encoding.name
         self.vocab_size = self.encoding.n_vocab
         self.description = f'problems of {dataset}, made as they are needed'
@@ -171,14 +174,24 @@ class Problems:
     def make(self, rng, rows, T):
         """Problems: x, y, depth (rows, T)."""
         arrays = self.task(rng, rows, T)
-        self.check_arrays(arrays, 3, (rows, T))
+        shape = self.shape_of(arrays, 3)
+        check(shape == (rows, T), f'the task {self.name} must make {rows} problems of {T} tokens, '
+              f'and not {shape[0]} of {shape[1]}')
         return arrays
 
-    def check_arrays(self, arrays, n, shape):
-        """ValueError unless the task has made n arrays of int64 of this shape."""
-        check(isinstance(arrays, tuple) and len(arrays) == n and all(
-            np.shape(array) == shape and array.dtype == np.int64 for array in arrays),
-              f"the task {self.name} must make {n} arrays of int64, {' x '.join(map(str, shape))}")
+    def shape_of(self, arrays, n):
+        """The shape (rows, T) of n arrays that the task has made. ValueError for wrong ones."""
+        check(isinstance(arrays, tuple) and len(arrays) == n, f'the task {self.name} must return a '
+              f'tuple of {n} arrays')
+        x, y = arrays[:2]
+        shape = np.shape(x)
+        fits = [np.shape(array) == shape and array.dtype == np.int64 for array in arrays]
+        check(len(shape) == 2 and x.size and all(fits), f'the task {self.name} must make arrays of '
+              'int64 and of one shape, (rows, T)')
+        tokens = np.concatenate((x.flatten(), y[y != NOT_ASKED]))
+        check(0 <= tokens.min() <= tokens.max() < self.vocab_size, f'the task {self.name} has '
+              f'{self.vocab_size} words, and tokens from {tokens.min()} to {tokens.max()}')
+        return shape
 
     def answers(self, x):
         """The oracle's answers to a problem x (T,), as tokens (T,); NOT_ASKED where it has none."""
@@ -204,20 +217,17 @@ class Problems:
                 if ((labels != NOT_ASKED) & (labels != self.answers(problem))).any()]
 
     def check_fits(self, T):
-        """Draw eight problems and a batch. ValueError if T, a knob, a token or a label is wrong."""
+        """Draw eight problems and a batch. ValueError if T or a knob does not fit the task."""
         rng = np.random.default_rng(0)
-        of_batch = [part.numpy() for part in self.batch(rng, 8, T)]
-        for x, y in of_batch, self.make(rng, 8, T)[:2]:
+        for y in self.make(rng, 8, T)[1], self.batch(rng, 8, T)[1].numpy():
             check((y != NOT_ASKED).any(axis=1).all(), f'a problem of {self.name} has no label')
-            tokens = np.concatenate((x.flatten(), y[y != NOT_ASKED]))
-            check(0 <= tokens.min() <= tokens.max() < self.vocab_size, f'the task {self.name} has '
-                  f'{self.vocab_size} words, and tokens from {tokens.min()} to {tokens.max()}')
 
     def batch(self, rng, rows, T, mine=slice(None)):
         """The slice `mine` of a batch of `rows` problems: x, y (B, T). See Task.batch."""
         arrays = self.task.batch(rng, rows, T)
-        n, length = np.shape(arrays[0])
-        self.check_arrays(arrays, 2, (n // rows * rows, min(length, T)))
+        n, length = self.shape_of(arrays, 2)
+        check(n % rows == 0 and length <= T, f'a batch of {self.name} must have a multiple of {rows}'
+              f' problems, of {T} tokens at most, and not {n} of {length}')
         x, y = (array.reshape(rows, -1, array.shape[1])[mine] for array in arrays)
         return torch.from_numpy(x).flatten(0, 1), torch.from_numpy(y).flatten(0, 1)
 

@@ -93,6 +93,7 @@ def load_checkpoint(path, dev='cpu', length=None, damping=None, cls=None):
     checkpoint = read_checkpoint(path)
     cls = cls or class_of(checkpoint['model_class'])
     args = checkpoint['model_args']
+    checkpoint['damping'] = args.get('damping', 0.0)        # that of the run
     changes = dict(block_size=length, damping=damping)
     args = args | {name: value for name, value in changes.items() if value is not None}
     with explain('the checkpoint does not fit this model', 'leave out what you changed',
@@ -112,14 +113,14 @@ def open_run(out_dir=None, dev='cpu', **changes):
     The run in out_dir -> its model, what else its ckpt.pt holds, the folder of that file, and where
     results are written. None = out/ if that holds a ckpt.pt, and pretrained/text otherwise.
     changes: see load_checkpoint. The model gets the rows of exits.json as exit_rows, unless
-    damping is given: first those in the folder of results, then those beside the weights.
+    its damping is changed: first those in the folder of results, then those beside the weights.
     """
     if out_dir is None:
         out_dir = 'out' if os.path.exists('out/ckpt.pt') else 'pretrained/text'
     model, checkpoint = load_checkpoint(out_dir, dev, **changes)
     folder = checkpoint['folder']
     results = folder_of_results(folder)
-    if changes.get('damping') is None:
+    if model.config.damping == checkpoint['damping']:       # with which they were measured
         path = checkpoint['path']
         model.exit_rows = [row for place in dict.fromkeys((results, folder))
                            for row in stored_exits(place, path)]

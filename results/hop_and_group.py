@@ -71,6 +71,8 @@ class Hop(Task):
     def oracle(self, words):
         """Search for each hop letter by letter, as the definition says."""
         p, v = words[0], words[1:]
+        check(p.isdigit() and all(letter.isalpha() for letter in v), 'it must be a number of hops, '
+              'then letters')
         answers = [None]
         for i in range(len(v)):
             for _ in range(int(p)):
@@ -118,6 +120,7 @@ class Group(Task):
 
     def oracle(self, words):
         """Multiply permutation matrices."""
+        check(words[0][0] == '=', 'it must begin with =g')
         value = eye = np.eye(len(GROUPS[self.name][0]), dtype=int)
         answers = []
         for word in words:

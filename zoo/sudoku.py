@@ -100,7 +100,7 @@ def fill(board, n):
 def singles(left, undecided, n, rounds=None):
     """
     Go on with a set of candidates as far as singles lead -> what is left, and the units that are
-    undecided yet, the one with the fewest candidates first: with none there is no solution.
+    undecided yet, the one with the fewest candidates first. If it has none, there is no solution.
     rounds: a list, to which each round adds the set that it finds.
     """
     _, rivals = bits_of(n)
@@ -233,18 +233,20 @@ def depths_of(board, n):
 @dataclass
 class Sudokus(tasks.Task):
     """
-    Boards without a clue that could go: with fewer clues, a board of 9 x 9 has more than one
-    solution, and singles do not solve one of another size. with_singles: nor one of 9 x 9. The
+    Boards of which no clue can go: without it one of 9 x 9 has a second solution. Boards of other
+    sizes, and with_singles those of 9 x 9, too, are solved by singles, and without it are not. The
     depth of a cell that singles never fill is n^2, more than any round.
 
-    In training four of six batches have boards of 9 x 9, with 0 to `more` clues more; one has 4 x 4
-    and one 6 x 6, three times as many, with up to half of the open cells as clues. Of boards with
-    square boxes half have rows for columns. In other shuffles the model would see no difference.
+    A batch of training has, with a chance of 4 in 6, boards of 9 x 9 with 0 to `more` clues more,
+    or else 4 x 4 or 6 x 6, three times as many, with up to half of the open cells as clues; sizes
+    above T are left out. Of boards with square boxes half have rows for columns. In other shuffles
+    the model would see no difference.
     """
     with_singles: bool = False
     more: Natural = 15
 
     most_held_out = 200 * 729
+    has_short_cuts = True
 
     def __call__(self, rng, rows, T):
         n = side_of(T)
