@@ -226,8 +226,8 @@ class Problems:
         """The slice `mine` of a batch of `rows` problems: x, y (B, T). See Task.batch."""
         arrays = self.task.batch(rng, rows, T)
         n, length = self.shape_of(arrays, 2)
-        check(n % rows == 0 and length <= T, f'a batch of {self.name} must have a multiple of {rows}'
-              f' problems, of {T} tokens at most, and not {n} of {length}')
+        check(n % rows == 0 and length <= T, f'a batch of {self.name} must have a multiple of '
+              f'{rows} problems, of {T} tokens at most, and not {n} of {length}')
         x, y = (array.reshape(rows, -1, array.shape[1])[mine] for array in arrays)
         return torch.from_numpy(x).flatten(0, 1), torch.from_numpy(y).flatten(0, 1)
 
