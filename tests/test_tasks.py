@@ -131,7 +131,7 @@ def echo(monkeypatch):
     dict(change=lambda self, x, y, depth: (x, np.full_like(y, tasks.NOT_ASKED), depth)),
     dict(change=lambda self, x, y, depth: (x, y - 1, depth)),
     dict(change=lambda self, x, y, depth: (x + 1, y, depth)),
-    dict(words=lambda self: ['a', 'b', 'a']), dict(batch=lambda self, rng, rows, T: self(rng, 3, T)),
+    dict(words=lambda self: list('aba')), dict(batch=lambda self, rng, rows, T: self(rng, 3, T)),
     dict(oracle=lambda self, words: words[:1]), dict(oracle=lambda self, words: ['z'] * 24)])
 def test_a_task_is_checked_against_its_words(echo, spoilt):
     tasks.show('echo')
