@@ -10,8 +10,8 @@ How good and how fast is each way to decode: fixed loops, exit rules, drafts, wa
 
 A way to decode is a *method*, and a row of bench.csv. Each is compared with the first one, the
 *full budget*: n_loop fixed loops with the cache `exact`. n_loop is 30, or mean_recurrence if
-loop_draw is fixed, and on a task Task.budget. drafts:check=8 checks drafts with 8 loops. A wave is
-tried with its own rule and with each of `rules`, other decoders with fixed loops alone.
+loop_draw is fixed, and on a task Task.budget. drafts:check=8 checks drafts with 8 loops. A
+decoder with a rule of its own, as a wave, is tried with it and with each of `rules`.
 
     quality     loss and accuracy on held-out windows, or on problems of a task. Drafts and waves
                 have none: `identical` says how often they write the text of the full budget
@@ -81,7 +81,7 @@ MEASURED = (
     'solved',           # of problems: the share in which all are
     'rested',           # in which all tokens fell asleep, or stopped, before the budget ended
     'both',             # solved, and rested
-    'mean_evals',       # loop steps (block maps) computed for a token
+    'mean_evals',       # loop steps computed for a token, the mean over groups
     'identical',        # the share of texts that are those of the full budget, 0 to 1
     'blocks',           # layers computed in the groups, for a new token
     'ms_per_token',     # the median over prompts
@@ -394,7 +394,7 @@ def thresholds_of(model, methods, idx, targets, is_task):
                                       cost=largest['cost'], wake=wakes, how=how)
         elif not is_task:
             rows[name, policy] = None
-            print(f'no threshold costs at most {most_nats:g} nats')
+            print(f'no threshold costs at most {most_nats:g} nats; --store removes an earlier one')
     return rows
 
 
@@ -413,7 +413,7 @@ def store_rows(rows, folder, weights):
 def main():
     dev, _ = pick_device(device, 'float32')
     check(new_tokens > 1, 'new_tokens must be at least 2, since the first one is not timed')
-    check(calibrate or not store, 'store is for --calibrate')
+    check(calibrate or store is False, 'store is for --calibrate')
     check(not store or len(values_of(wake)) < 2, 'store is for one value of --wake')
     model, checkpoint, _, results = open_run(out_dir, dev, length=length)
     examples = data.examples_of(checkpoint, dataset)
@@ -423,13 +423,14 @@ def main():
     check(is_task or not calibrate or n_windows > 2, 'an interval needs n_windows of 3 or more')
     T = model.config.block_size
     methods = methods_of(model, examples.task if is_task else None)
-    if store and is_task:
+    check(not calibrate or any(method.rule for method in methods), 'there is no rule to calibrate')
+    if store is not False and is_task:
         check(len(values_of(rules)) == 1, 'on problems one threshold is stored for one rule: name '
               'it, such as --rules=accel')
         check(store is not True and any(method.rule and method.rule.tau == store
                                         for method in methods), 'on problems name a threshold '
               'that is tried, such as --store=1')
-    check(is_task or store in (False, True), 'on text --most_nats chooses the threshold that '
+    check(is_task or isinstance(store, bool), 'on text --most_nats chooses the threshold that '
           '--store writes: leave out its value')
     print(f"{checkpoint['path']} of iteration {checkpoint['iter_num']}, groups "
           f'{model.config.groups}, {dev}: {len(methods)} methods')
@@ -443,7 +444,7 @@ def main():
     idx, targets = idx.to(dev), targets.to(dev)
     if calibrate:
         rows = thresholds_of(model, methods, idx, targets, is_task)
-        if store:
+        if store is not False:
             store_rows(rows, results, checkpoint['path'])
             print(f'\n{results}/exits.json: {sum(map(bool, rows.values()))} thresholds are new')
         return

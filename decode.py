@@ -32,7 +32,7 @@ from loops import derived_seed, of_groups
 def stream(model, idx, n_new, plan, decoder, policy, **draws):
     """
     Continue prompts idx (B, T): yield tokens (B, t), and the loop steps kept in the pass that has
-    predicted each (of a wave see there), (B, t, groups); n_new tokens in all.
+    predicted each (a wave: all since it joined), (B, t, groups); n_new tokens in all.
 
     policy: of the cache, see cache.slots_of. draws: seed (row b has seed + b), temperature, top_k,
     see pick. ValueError for bad input when the first token is asked for.
@@ -56,7 +56,9 @@ def stream(model, idx, n_new, plan, decoder, policy, **draws):
             steps_used = of_groups(results, 'steps_used', context)[:, -1:]
         else:
             tokens, steps_used = decoder(model, plan, text, left)
-        if steps_used.shape != (*tokens.shape, len(model.groups)) or tokens.shape[1] > left:
+        t = tokens.shape[-1]
+        shape = len(text.idx), t, len(model.groups)
+        if tokens.shape != shape[:2] or steps_used.shape != shape or t > left:
             raise ValueError(f'{type(decoder).__name__} must give tokens (B, t) and their loop '
                              f'steps (B, t, groups), and not more than the {left} tokens left')
         if tokens.shape[1] > 0:
@@ -187,9 +189,9 @@ class Decoder:
         The next t tokens of a Text, at most `most`, now and then none -> (B, t), their loop steps
         (B, t, groups). plan.cache has the keys of all tokens of the window but text.last, with
         which the pass begins. A pass must fit into the block: text.position + its tokens <=
-        text.block_size. The next pass overwrites the keys that are left beyond the last token. A
-        pass with fewer loops than plan.counts leaves slots of the cache 'exact' empty: compute its
-        tokens again with all loops, as Drafts does, or need 'latest'.
+        text.block_size. Keys left beyond the last token do no harm. A pass without a rule and with
+        fewer loops than plan.counts leaves slots of the cache 'exact' empty: compute its tokens
+        again with all loops, as Drafts does, or need 'latest'.
         """
         raise NotImplementedError
 
@@ -239,8 +241,8 @@ class Drafts(Decoder):
     """
     Draft up to `tokens` tokens with `loops` loops, None = a quarter of the smallest budget, then
     run them side by side, from x^(0) again, with the plan's loops and rule, and keep those that
-    agree. Both use the
-    same draws, so that the text is that of one_by_one, but for the rule `random`.
+    agree. Both use the same draws, so that the text is that of one_by_one, but for the rule
+    `random`.
     """
     loops: int | None = None
     tokens: int = 4

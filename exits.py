@@ -90,8 +90,8 @@ def accel(x0, x1, memo, logits_of):
 def accel_hat(x0, x1, memo, logits_of):
     """
     Eq. 6: acceleration over the norms of both updates. The paper says [0, 2]; by the triangle
-    inequality it is [0, 1]. States that come to rest have 0.5 to 1 here, so a tau such as 0.9. Not
-    for waking: a token that has just woken has 1, and moves.
+    inequality it is [0, 1]. In our models, whose last steps turn back, states at rest have 0.5 to
+    1, hence a tau of 0.9. With waking it stops late: a token that has just woken has 1, and moves.
     """
     value, delta = accel(x0, x1, memo, logits_of)
     if memo is not None:
@@ -157,14 +157,15 @@ def check_finite(x):
         raise ValueError('a state is NaN or infinite: the weights or the input are broken')
 
 
-# the paper's rules and their normalised forms, then a coin; paper silent on norm and kl: here they
-# keep the step that triggers. To add a rule, write a signal and a line here: all scripts read it
+# the paper's rules and their normalised forms, then a coin; paper silent on the state that norm and
+# kl return: here the one after the step that triggers. To add a rule, write a signal and a line
+# here: all scripts read it
 EXITS = {
     'norm': Exit(norm),
     'norm_rel': Exit(norm_rel),
     'kl': Exit(kl),
     'accel': Exit(accel, hits=2, keep=False),
-    'accel_hat': Exit(accel_hat, hits=2, keep=False),
+    'accel_hat': Exit(accel_hat, tau=0.9, hits=2, keep=False),
     'accel_rel': Exit(accel_rel, hits=2, keep=False),
     'random': Exit(random, tau=0.1),
 }
@@ -293,7 +294,7 @@ def make_exit(name, tau=None, wake=False):
 def choose(exit=None, tau=None, wake=False, policy='auto', decoder=None, rows=()):
     """
     Which rule, which threshold and which cache? -> an Exit or None, the cache policy, and in words
-    where the threshold comes from, '' if it was given. Whoever gets a rule by its name asks here.
+    where the threshold comes from, '' if it was given. For whoever lets exits.json choose a tau.
 
     exit        an Exit is taken as it is. None = the decoder's own rule, or none: fixed loops
     tau         the first of these that is there: what is given; the decoder's own threshold, for

@@ -214,8 +214,9 @@ class RecurrentGroup(nn.Module):
     the class of the norm that closes the core.
 
     If the core maps some states x to y and y to x, they swing for ever, and no exit rule finds them
-    still. With damping d a step goes a part of the way only, x + (1 - d) (f(x) - x): it has the
-    same fixed points, and such states can come to rest. d can be changed after training.
+    still, unless they are close together. With damping d a step goes a part of the way only,
+    x + (1 - d) (f(x) - x): it has the same fixed points, and such states can come to rest. d can be
+    changed after training.
 
     skip: the chance that a token skips a step, which keeps the fixed points, too. States that find
     none when all tokens step together may find one when each steps in its own time. Not with an
@@ -327,6 +328,7 @@ class RecurrentGroup(nn.Module):
         else:
             f_of_all = self.map_of_all(e, plan.span, cache)
 
+            # as exits.loop wants it: the tokens `at`, computed among all of them
             def f(x, k, at):
                 awake = None
                 if len(at) < len(x):            # with all awake no mask is needed

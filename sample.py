@@ -115,7 +115,7 @@ def answer_problems(model, checkpoint):
         marked = 'a ! beside wrong ones' if has_picture else 'wrong ones as !word!'
         print(f'--- {right.sum()} of {right.size} answers right, {100 * right.mean():.1f}%; '
               f'{marked}')
-    if depth is not None and not problems.task.has_short_cuts:
+    if depth is not None and problems.task.shows_deepest:
         in_one_pass = policy == 'exact' and model.groups        # a plain model keeps no steps
         print(deepest_answer(y, depth, guesses, kept if in_one_pass else None), end='; ')
     last = ' in the last try' if num_starts > 1 else ''
@@ -219,7 +219,7 @@ def write_text(model, checkpoint):
             if model.groups:
                 means = zip(steps.mean(dim=0).tolist(), model.config.groups)
                 throws = plan.rule and not (plan.rule.keep or isinstance(writer, decode.Wave))
-                kept = 'kept (that which stops a token is not)' if throws else 'kept'
+                kept = 'kept (without a step that triggers)' if throws else 'kept'
                 print(f'mean loop steps {kept}: '
                       + ', '.join(f'{mean:.2f} in group {group}' for mean, group in means))
         print(f'{n_tokens / (time.perf_counter() - begin):.1f} tokens/s')

@@ -68,7 +68,7 @@ class Task:
     # the names of the fields on which the words depend: a model refuses problems with other values
     # of these. Of a field that is missing here it would read other words as its own
     of_words = ()
-    has_short_cuts = False      # may answers need fewer loops than their depth?
+    shows_deepest = True        # does sample.py print the deepest answer, and when it was found?
     most_held_out = 2 ** 20     # tokens in all held-out problems of one length
     oracle = picture = valid = None
 
@@ -177,6 +177,7 @@ class Problems:
         shape = self.shape_of(arrays, 3)
         check(shape == (rows, T), f'the task {self.name} must make {rows} problems of {T} tokens, '
               f'and not {shape[0]} of {shape[1]}')
+        check(arrays[2].min() >= 0, f'the task {self.name} has a depth of {arrays[2].min()}')
         return arrays
 
     def shape_of(self, arrays, n):

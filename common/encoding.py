@@ -47,7 +47,7 @@ def open_encoding(name, folder=None):
         check(encoding.name == name or not name.startswith(STORED),
               f"'{path}' is not the tokenizer that belongs here (its sha256 differs): restore it")
         return encoding
-    check(':' not in name, f"no task has the words '{name}': {OWN_FILE}")
+    check(':' not in name, f"the task {name.rstrip(':')} is not known: {OWN_FILE}")
     with explain(f"cannot load the tokenizer '{name}'", 'bytes needs no network'):
         return of_tiktoken(tiktoken.get_encoding(name))
 
@@ -107,8 +107,8 @@ class Words:
         """Words separated by blanks -> tokens. ValueError for an unknown word."""
         words = text.split()
         for word in words:
-            check(word in self.tokens, f"'{word}' is not a word of {self.name}: choose from "
-                  f"{' '.join(self.vocabulary)}")
+            check(word in self.tokens, f"'{word}' is not a word of {self.name.rstrip(':')}: choose "
+                  f"from {' '.join(self.vocabulary)}")
         return [self.tokens[word] for word in words]
 
     def decode(self, tokens):

@@ -19,7 +19,7 @@ const NOUNS = {
   name: cell => `row ${Math.floor(cell / board.n) + 1}, column ${cell % board.n + 1}` +
     (board.clues[cell] ? ', a clue' : ''),
   before: 'In each loop every candidate at work says how sure it is that it is right.',
-  likely: 'Loop by loop, the four surest digits of the cell, each with its %',
+  likely: 'By loop, the four surest digits with their % (bold: right)',
 };
 // A place is a cell; its answers are the digits, each as likely as its candidate says. A cell is
 // decided if the model says yes to one candidate alone. Unless a search finds one solution, a digit
@@ -53,7 +53,7 @@ const ANSWERS = {
 };
 let board = null;
 let standing = '';                      // the line that says what a search has found of the board
-let cleared = '';                       // the board that was taken away by *clear all*
+let undo_to = '';                       // a board that was taken away, or ''
 
 const candidates = cell => Array.from({length: board.n}, (_, digit) => cell * board.n + digit);
 
@@ -169,9 +169,10 @@ function look_up(board) {
     !clue ? OPEN : clue === digit + 1 ? GIVEN : RULED_OUT));
   const solutions = solutions_of(board);
   const only = solutions?.length === 1 && solutions[0];
-  const found = {0: 'finds no solution', 2: 'finds several solutions'}[solutions?.length];
+  const found = {0: 'finds no solution', 2: 'still finds several solutions'}[solutions?.length];
   standing = only ? '' : `A search ${found ?? 'gives up'}.`;
   put($('notice'), standing);
+  put($('why'), '');
   return [ids, clues.map((clue, cell) => ({right: only && !clue ? [only[cell] - 1] : []}))];
 }
 
@@ -185,8 +186,9 @@ function take(new_text) {
     return false;
   }
   if (!pass || text !== new_text) chosen = Math.max(0, board.clues.indexOf(0));
+  const is_own = /\w/.test(text) && !Object.values(R.problems).flat().includes(text);
+  if (is_own && text !== new_text) undo_to = text;
   text = new_text;
-  put($('why'), '');
   canvas.scrollIntoView({block: 'nearest'});
   show_board();
   begin(...look_up(board));
@@ -201,14 +203,13 @@ function show_board() {
     ...ANSWERS.words().map((word, digit) => button(word, () => set_clue(digit + 1))),
     button('clear', () => set_clue(0)),
     button('', clear_all));
-  put($('pad').lastChild, can_undo() ? 'undo' : 'clear all');
+  put($('pad').lastChild, undo_to ? 'undo' : 'clear all');
 }
 
 // Take all clues away, or bring them back. The board waits until the reader plays it.
-const can_undo = () => !board.clues.some(Boolean) && cleared.length === board.clues.length;
 function clear_all() {
-  const wanted = can_undo() ? cleared : '.'.repeat(board.clues.length);
-  cleared = text_of(board);
+  const wanted = undo_to || '.'.repeat(board.clues.length);
+  undo_to = undo_to ? '' : text_of(board);
   set('noise', 1);
   take(wanted);
   stop();
@@ -225,6 +226,7 @@ function set_clue(digit) {
   }
   board = {...board, clues};
   text = text_of(board);
+  undo_to = '';
   show_board();
   go_on(...look_up(board));
 }
@@ -278,7 +280,7 @@ const place_of_mark = digit =>
 // The candidates of a cell that are at work, or all of the cell where there is no room for marks.
 function draw_work(cell, left, top, colours) {
   const {awake, change} = pass.steps[shown];
-  if (!shown || at_end() && !(pass.plan.has_rule && pass.state.awake.includes(1))) return;
+  if (!shown || at_end()) return;
   const at_work = candidates(cell).filter(t => awake[t]);
   if (!has_marks(cell) && at_work.length) {
     pen.fillStyle = violet_of(mean(at_work.map(t => change[t])), colours);
