@@ -280,7 +280,7 @@ class Text:
         prepared = [file.parent.name for file in Path('data').glob('*/train.bin')]
         check(name in prepared, f"no data set or task '{name}'"
               f"{did_you_mean(name, [*tasks.TASKS, 'torchdocs', *prepared])} (text is prepared "
-              f'with python data.py {name} --path=TEXT; {OWN_FILE})')
+              f"with python data.py {name}{' --path=TEXT' * (name != 'fineweb')}; {OWN_FILE})")
         meta = read_meta(folder)
         self.name = name
         self.folder = folder

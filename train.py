@@ -6,7 +6,8 @@ Train a recurrent-depth GPT.
     python train.py --resume                continue the run in out_dir, with its knobs; flags win
     python train.py --eval_only --out_dir=out-calc --block_size=192 '--eval_loops=[64,256]'
                                             no training: the losses by loops, here at another
-                                            length; a table has those of a task by depth
+                                            length (not with learned positions), by depth in
+                                            eval_WEIGHTS-ITER_DATASET_T.csv
     python train.py mine.py --model_class=mine:Mine     another class of model, in mine.py
     torchrun --standalone --nproc_per_node=2 train.py config/groups.py
 
@@ -55,7 +56,7 @@ from common.errors import check, explain
 from common.files import read_csv, write_csv
 from common.optim import make_optimizers
 from loops import TrainingNoise, derived_seed
-from model import GPTConfig, compile_layers
+from model import MOST_LOOPS, GPTConfig, compile_layers
 
 # -------------------------------------------------------------------------------------------------
 dataset = 'torchdocs'       # a folder of data/ (data.py), or a task and its knobs (tasks.py)
@@ -143,7 +144,7 @@ def make_model(cls, checkpoint, examples):
     args = {field.name: values[field.name] for field in fields(cls.Config) if field.name in values}
     torch.manual_seed(derived_seed(seed, 'init'))
     model = cls(cls.Config(**args))
-    if eval_only:           # with another block_size it reads longer windows
+    if eval_only:           # block_size may differ, unless positions are learned
         others = [name for name, value in checkpoint['model_args'].items()
                   if name != 'block_size' and getattr(model.config, name, value) != value]
         check(not others, f"--eval_only takes the trained model: leave out {', '.join(others)}")
@@ -167,7 +168,7 @@ def forward_backward(run, it):
         x, y, n_loop, noise = get_batch(run, it, micro)
         n_tokens += distributed.WORLD * x.numel()
         with run.autocast:
-            _, part = run.model(x, y, n_loop=n_loop, noise_seed=noise)    # or a noise, as here
+            _, part = run.model(x, y, n_loop=n_loop, noise_seed=noise)    # which may be a noise
         part = part / gradient_accumulation_steps
         part.backward()
         loss += part.detach()
@@ -215,9 +216,11 @@ def main():
 
 def take_earlier_knobs():
     """
-    The checkpoint that the run starts from, {} = none. Its knobs become those of the run: --resume
-    and --eval_only take those of the earlier run, and --init_from those of its model. What the user
-    gives wins over them, with --resume flags alone: a config file is what the run began with.
+    The checkpoint that the run starts from, {} = none. Knobs that the run takes from it:
+
+        --resume        all, but flags win (a config file is what the run began with)
+        --eval_only     all, but flags and config files win
+        --init_from     those of its model, but flags and config files win
     """
     of_user = set(settings.given)
     if eval_only:
@@ -312,7 +315,9 @@ def restore(run, checkpoint):
         # the state alone, since weight_decay may be another
         opt.load_state_dict(opt.state_dict() | dict(state=checkpoint['optimizers'][name]))
     run.done = checkpoint['iter_num']
-    run.best = checkpoint['best']
+    names = 'dataset', 'block_size', 'eval_loops', 'eval_windows'
+    if all(checkpoint['config'].get(name) == settings.knobs()[name] for name in names):
+        run.best = checkpoint['best']       # found by the same evaluation
     check(run.done <= max_iters, f'the run has {run.done} iterations already: give more with '
           '--max_iters')
     say(f'continues at iteration {run.done}: the learning rate is {lr_at(run.done):.1e} now, and '
@@ -474,10 +479,9 @@ def counts_of(model):
         counts = [1]
     elif counts is None:
         counts = [max(1, round(mean_recurrence))] if loop_draw == 'fixed' else [1, 2, 4, 8]
-    check({*map(type, counts)} == {int}, f'eval_loops must be whole numbers, at least one, not '
-          f'{counts}')
-    for n_loop in counts:
-        model.loop_counts(n_loop)       # ValueError for a count that no model takes
+    are_whole = {*map(type, counts)} == {int}       # and there is one at least
+    check(are_whole and 0 < min(counts) <= max(counts) <= MOST_LOOPS, 'eval_loops must be whole '
+          f'numbers from 1 to {MOST_LOOPS:,}, not {counts}')
     return list(dict.fromkeys(counts))
 
 

@@ -173,8 +173,8 @@ class Settings:
         for key, value in self.unknown.items():
             hint = did_you_mean(key, [*self.last_set, *annotations])
             check(key in annotations, f'{self.given[key]}: unknown knob {key}{hint} (--help lists '
-                  'all; a field of another class needs --model_class, and a constant of your own '
-                  'is written in capitals)')
+                  'all; damping and some others are no knobs of a training; a field of another '
+                  'class needs --model_class; a constant of your own is written in capitals)')
             self.annotations[key] = annotations[key]
             self.take({key: convert(key, value, annotations[key])})
         self.unknown = {}

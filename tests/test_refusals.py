@@ -18,7 +18,7 @@ REFUSED = [
     ('train.py', '--eval_loops=[[2],2.5]', 'whole'),
     # the shape of a model
     ('train.py', '--groups=[[9]]', 'groups'),
-    ('train.py', '--eval_loops=[0]', 'n_loop'),
+    ('train.py', '--eval_loops=[0]', 'eval_loops'),
     ('train.py', '--model_class=zoo.ouro:Oro', 'MODULE:CLASS'),
     ('train.py', '--model_class=zoo.ouro:Ouro --groups=all --mlp_witdh=8', 'mlp_width'),
     ('model.py', '--groups=[[1],[1]]', 'groups'),
