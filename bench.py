@@ -10,8 +10,8 @@ How good and how fast is each way to decode: fixed loops, exit rules, drafts, wa
 
 A way to decode is a *method*, and a row of bench.csv. Each is compared with the first one, the
 *full budget*: n_loop fixed loops with the cache `exact`. n_loop is 30, or mean_recurrence if
-loop_draw is fixed, and on a task Task.budget. drafts:check=8 checks drafts with 8 loops. A
-decoder with a rule of its own, as a wave, is tried with it and with each of `rules`.
+loop_draw is fixed, and on a task Task.budget; drafts:check=8 has 8 loops. A decoder with a rule of
+its own, such as a wave, is tried with it and each of `rules`; others are tried with fixed loops.
 
     quality     loss and accuracy on held-out windows, or on problems of a task. Drafts and waves
                 have none: `identical` says how often they write the text of the full budget
@@ -49,7 +49,7 @@ from loops import Plan, as_noise
 out_dir: str | None = None  # None = out, or pretrained/text if you have trained no model
 dataset: str | None = None  # held-out text or a task with other knobs; None = the run's own
 length: int | None = None   # tokens of a window; None = block_size
-rules: str | list = ['norm_rel', 'kl', 'accel']     # NAME, or NAME:TAU in place of taus
+rules: str | list = ['norm_rel', 'kl', 'accel']     # NAME or MODULE:NAME; with :TAU not taus
 taus: float | list | None = None    # thresholds; None = 0.03 ... 30, with calibrate 0.001 ... 30
 budgets: int | list = [1, 2, 4, 8]  # fixed loop steps
 decoder: str | list = ['drafts:loops=2,check=8', 'wave:width=8']    # of a text; drafts have check
@@ -57,7 +57,7 @@ n_loop: int | None = None   # the full budget; None = that of the model or the t
 cache: str | int | list = 'exact'   # of fixed loops and rules: exact, latest, a number of slots
 wake: bool | list | None = None     # may a token that has exited wake? None = on a task
 n_windows: Count = 24       # held-out windows for quality; with --calibrate on a task new problems
-n_prompts: Natural = 8      # how many of them are timed; 0 = none, no decoders, no figure
+n_prompts: Natural = 8      # how many of them are timed, at most; 0 = no decoders, no figure
 prompt_tokens: Count | None = None  # of a text: a window at most; None = half of one
 new_tokens = 24             # length of a text. The first token also reads the prompt: not timed
 compile = False             # compile passes that write a text and have no rule, see compiled.py

@@ -4,9 +4,9 @@ Compiled and recorded passes for writing text; sample.py and bench.py load it wi
     python sample.py --compile          drafts; with --decoder also the others
 
 A pass is compiled once for each width, loop count, number of rows and size of the cache, and once
-more with warm states. Its place in the text does not matter. On CUDA passes are
-recorded as CUDA graphs. A pass with an exit rule stays eager: the host decides after each step, so
-compiling saves next to nothing. The pass that reads a prompt stays eager, too.
+more with warm states. Its place in the text does not matter. On CUDA passes are recorded as CUDA
+graphs. A pass with an exit rule stays eager: the host decides after each step, so compiling saves
+next to nothing. The pass that reads a prompt stays eager, too.
 """
 from dataclasses import replace
 
@@ -56,8 +56,8 @@ def compile_passes(model, widths):
     if model.lm_head.weight.is_cuda:
         whole = Recorded(eager)
     else:
+        torch._dynamo.config.recompile_limit = 64       # bench.py has more graphs than the usual 8
         # a token takes a fifth less time than if Python calls the kernels
-        torch._dynamo.config.recompile_limit = 64
         whole = torch.compile(eager, dynamic=False, fullgraph=True, options={'cpp_wrapper': True})
 
     def hidden(idx, plan):

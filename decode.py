@@ -314,8 +314,8 @@ class Wave(Decoder):
         pass 16                   f4  _3  t2  h1  p1  m1
         pass 17                  [f5] _4  t3  h2  e1  e1  _1
 
-    A token in brackets leaves the wave, for two reasons: its input is certain, since all before it
-    have left or leave, and it reads what the last of them predicts; and the plan's rule has
+    A token in brackets leaves the wave, since two things hold: its input is certain (all before it
+    have left or leave, and it reads what the last of them predicts), and the plan's rule has
     triggered in every group. (The first token also leaves, still or not, once it has had one input
     for the plan's loop budget or longer.) In each pass a token joins at the end, while there is
     room. In pass 13 column 5 turns from o to f, so in pass 14 column 6 has a new input: it keeps

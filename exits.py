@@ -90,8 +90,8 @@ def accel(x0, x1, memo, logits_of):
 def accel_hat(x0, x1, memo, logits_of):
     """
     Eq. 6: acceleration over the norms of both updates. The paper says [0, 2]; by the triangle
-    inequality it is [0, 1]. In our models, whose last steps turn back, states at rest have 0.5 to
-    1, hence a tau of 0.9. With waking it stops late: a token that has just woken has 1, and moves.
+    inequality it is [0, 1]. Steps of one length with cosine c have sqrt((1 - c) / 2): at rest, too,
+    it is not small. With waking it stops late: a token that has just woken has 1, and moves.
     """
     value, delta = accel(x0, x1, memo, logits_of)
     if memo is not None:
@@ -248,7 +248,7 @@ def numbers_of(mask, like):
 def signal_at(rule, x1, memos, at, x, logits_at):
     """
     The signal of the tokens `at` in their step from x (B T, C) to x1 (N, C) -> its value (N,), and
-    the memos of all tokens (B T, any), None without.
+    the memos of all tokens (B T, any), or None.
     """
     memo = None if memos is None else memos[at]
     logits_of = partial(logits_at, at=at, x=x) if logits_at else None
@@ -294,7 +294,7 @@ def make_exit(name, tau=None, wake=False):
 def choose(exit=None, tau=None, wake=False, policy='auto', decoder=None, rows=()):
     """
     Which rule, which threshold and which cache? -> an Exit or None, the cache policy, and in words
-    where the threshold comes from, '' if it was given. For whoever lets exits.json choose a tau.
+    where the threshold comes from, '' if it was given. All programs that read exits.json ask here.
 
     exit        an Exit is taken as it is. None = the decoder's own rule, or none: fixed loops
     tau         the first of these that is there: what is given; the decoder's own threshold, for

@@ -52,7 +52,7 @@ cache: str | int = 'auto'   # exact, latest, or a number of slots; auto = exact,
 decoder: str | None = None  # one of decode.DECODERS, as wave:width=8; None = drafts or one_by_one
 seed: Natural = 1337        # of the tokens drawn, or of the problems
 compile = False             # compiled passes: worth it on a GPU, or for thousands of tokens
-show_steps: bool | None = None  # colour tokens by loops; None = on a terminal, of pictures
+show_steps: bool | None = None  # colour tokens by loops; None = in pictures on a terminal
 device = 'auto'
 # -------------------------------------------------------------------------------------------------
 
@@ -67,7 +67,7 @@ def plan_of(model, writer=None, task=None, T=None):
     """
     rule, policy, source = choose(exit, tau, wake=bool(wake), policy=cache, decoder=writer,
                                   rows=model.exit_rows)
-    # on a task tokens wake unless the user says no, but only with the cache that was chosen now
+    # on a task tokens wake if the cache is exact, unless the user says no
     if wake is None and rule and task is not None and policy == 'exact':
         rule = replace(rule, wake=True)
     budget = n_loop
@@ -190,7 +190,7 @@ def write_text(model, checkpoint):
         except ValueError:      # no groups, one loop, another cache, or several samples
             writer = decode.OneByOne()
     widths = writer.widths(plan)
-    check(not compile or widths, 'no pass is without an exit rule: leave out --compile')
+    check(not compile or widths, 'there is no pass to compile: leave out --compile')
 
     # some decoders work on one row; otherwise all samples are decoded side by side
     n_rows = 1 if writer.one_row else num_samples

@@ -66,7 +66,7 @@ class Task:
         valid(x, guesses) -> (B,) bool          which problems (B, T) the rules alone call solved
     """
     # the names of the fields on which the words depend: a model refuses problems with other values
-    # of these. Of a field that is missing here it would read other words as its own
+    # of these. If a field is missing here, the model takes other words for its own
     of_words = ()
     shows_deepest = True        # does sample.py print the deepest answer, and when it was found?
     most_held_out = 2 ** 20     # tokens in all held-out problems of one length

@@ -168,7 +168,7 @@ def forward_backward(run, it):
         x, y, n_loop, noise = get_batch(run, it, micro)
         n_tokens += distributed.WORLD * x.numel()
         with run.autocast:
-            _, part = run.model(x, y, n_loop=n_loop, noise_seed=noise)    # which may be a noise
+            _, part = run.model(x, y, n_loop=n_loop, noise_seed=noise)    # it takes a noise, too
         part = part / gradient_accumulation_steps
         part.backward()
         loss += part.detach()
@@ -287,10 +287,12 @@ def train(run, checkpoint):
             if run.done:
                 save(run, 'ckpt.pt')
             raise
-        own_class = f"{model_class.partition(':')[0].replace('.', '/')}.py"
-        files = f'{settings.own_files} --out_dir={shlex.quote(out_dir)}'
-        if 'model_class' in settings.given and not own_class.startswith(('model.', 'zoo/')):
-            files = files if own_class in files else f' {own_class}{files}'
+        # what the next command has to name: the user's own files, also that of the class
+        files = settings.own_files
+        of_class = f"{model_class.partition(':')[0].replace('.', '/')}.py"
+        if not of_class.startswith(('model.', 'zoo/')) and of_class not in files:
+            files += f' {of_class}'
+        files += f' --out_dir={shlex.quote(out_dir)}'
         if was_stopped:
             say(f'stopped at iteration {run.done} and saved; to go on: python train.py --resume'
                 f'{files}')
@@ -384,8 +386,8 @@ def iterate(run, stop_signals):
         means = distributed.add_up(torch.stack((loss, norm, stops)) / distributed.WORLD)
         loss, norm, stops = means.tolist()                                  # waits for the GPU
         check(math.isfinite(loss + norm), f'not finite at iteration {it}: loss {loss}, gradient '
-              f'norm {norm}. This step was not taken: start again with a lower '
-              '--learning_rate, or, if there is a ckpt.pt, go on from it with --resume and that')
+              f'norm {norm}. This step was not taken: lower --learning_rate, and '
+              'start again, or go on with --resume if there is a ckpt.pt')
         for opt in run.optimizers.values():
             for params in opt.param_groups:
                 params['lr'] = lr_at(it)
@@ -442,7 +444,7 @@ class Log:
 
 
 def earlier_rows(path, done):
-    """The rows of a log up to iteration `done` that do not come again, and are whole."""
+    """The whole rows of a log before iteration `done`, and its evaluation unless it comes again."""
     rows = [row for row in read_csv(path) if None not in row.values()]
     for row in rows:
         for name in row.keys() - {'loops'}:

@@ -189,7 +189,7 @@ function take(new_text) {
   const is_own = /\w/.test(text) && !Object.values(R.problems).flat().includes(text);
   if (is_own && text !== new_text) undo_to = text;
   text = new_text;
-  canvas.scrollIntoView({block: 'nearest'});
+  if (pass) canvas.scrollIntoView({block: 'nearest'});
   show_board();
   begin(...look_up(board));
   return true;
@@ -260,8 +260,7 @@ function draw_picture(view) {
     pen.fillRect(0, place - across / 2, width, across);
     pen.fillRect(place - down / 2, 0, down, width);
   }
-  // the chosen cell, and what its candidates read: its row, its column and its box
-  const [row, column] = [Math.floor(chosen / n), chosen % n];
+  const [row, column] = [Math.floor(chosen / n), chosen % n];    // it reads its row, column and box
   pen.strokeStyle = colours.chosen;
   pen.lineWidth = 1.5;
   pen.strokeRect(0, row * size, width, size);

@@ -79,7 +79,6 @@ def test_generate_is_the_argmax_of_the_whole_context(tiny, idx, name, T, changes
         assert torch.equal(out[:, t], logits[:, -1].argmax(-1))
         for g, entry in enumerate(trace):
             assert torch.equal(steps[:, t - T, g], entry['steps_used'][:, -1])
-    # of a long prompt the last block
     long, _ = model.generate(out, 6, **how, **GREEDY)
     of_last_block, _ = model.generate(out[:, -16:], 6, **how, **GREEDY)
     assert torch.equal(long[:, :T + 20], out)
@@ -175,12 +174,14 @@ class Greedy(Decoder):
 
     def __call__(self, model, plan, text, most):
         decode.one_pass(model, text.last.repeat(1, 3), text.position, plan)
-        return text.last.repeat(1, 3), torch.zeros(1, 3, 2)
+        return text.last.repeat(1, 3), torch.zeros(1, 3, self.groups)
 
 
-@pytest.mark.parametrize('T, new, message', [
-    (5, 3, 'Greedy must give .* the 2 tokens left'), (14, 9, 'a sequence of 17 tokens')])
-def test_a_decoder_that_takes_too_much_room(tiny, idx, T, new, message):
+@pytest.mark.parametrize('T, new, groups, message', [
+    (5, 3, 2, 'Greedy must give .* the 2 tokens left'), (5, 4, 1, 'Greedy must give'),
+    (14, 9, 2, 'a sequence of 17 tokens')])
+def test_a_decoder_that_takes_too_much_room(tiny, idx, T, new, groups, message):
+    Greedy.groups = groups
     with pytest.raises(ValueError, match=message):
         tiny().generate(idx[:1, :T], new, n_loop=2, decoder=Greedy())
 

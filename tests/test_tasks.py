@@ -69,7 +69,6 @@ def test_held_out_problems_are_not_trained_on():
     assert torch.equal(problems.held_out([3, 5], 24)[1], y[[3, 5]])
     whole, _ = problems.batch(np.random.default_rng(0), 2000, 24)
     assert not set(map(tuple, whole.tolist())) & set(map(tuple, x.tolist()))
-    # spread evenly, from the first to the last
     assert spread(problems, 4, 24).tolist() == [0, 21, 42, 63]
     with pytest.raises(ValueError):
         spread(problems, 65, 24)
@@ -131,7 +130,8 @@ def echo(monkeypatch):
     dict(change=lambda self, x, y, depth: (x, np.full_like(y, tasks.NOT_ASKED), depth)),
     dict(change=lambda self, x, y, depth: (x, y - 1, depth)),
     dict(change=lambda self, x, y, depth: (x + 1, y, depth)),
-    dict(words=lambda self: list('aba')), dict(batch=lambda self, rng, rows, T: self(rng, 3, T)),
+    dict(words=lambda self: list('aba')), dict(words=lambda self: ['a', 'b', 'c c']),
+    dict(batch=lambda self, rng, rows, T: self(rng, rows, T)),
     dict(oracle=lambda self, words: words[:1]), dict(oracle=lambda self, words: ['z'] * 24)])
 def test_a_task_is_checked_against_its_words(echo, spoilt):
     tasks.show('echo')
@@ -168,7 +168,7 @@ def test_a_training_batch_may_have_more_and_shorter_problems(echo):
     for (tokens, labels), rows in zip(parts, (slice(12), slice(6), slice(6, 12)), strict=True):
         assert tokens.tolist() == labels.tolist() == x[rows].tolist()
     echo(batch=lambda self, rng, rows, T: self(rng, 5, 12)[:2])
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match='multiple of 4'):
         tasks.Problems('echo').batch(np.random.default_rng(0), 4, 12)
 
 
