@@ -181,10 +181,11 @@ def write_text(model, checkpoint):
         print(f'the prompt has {len(prompt)} tokens: its last {block_size} (block_size) are used')
 
     # how it is continued
-    # drafts write the very text of fixed loops, and with many loops faster
-    writer = decode.decoder_of(decoder) or (decode.OneByOne() if exit else decode.Drafts())
+    writer = decode.decoder_of(decoder)
     plan, policy, words = plan_of(model, writer)
-    if decoder is None:
+    if writer is None:
+        # drafts write the very text of fixed loops, and with many loops faster
+        writer = decode.OneByOne() if plan.rule else decode.Drafts()
         try:
             writer.check_fits(model, plan, policy, num_samples)
         except ValueError:      # no groups, one loop, another cache, or several samples
