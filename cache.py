@@ -68,8 +68,8 @@ class KeysValues:
         """
         Write keys and values of new tokens at loop step k, new (B, T, 2, H, D) -> those of all
         tokens so far (B, end, 2, H, D), and the mask for attention. awake (B, T): which of the new
-        tokens are awake in this step, None = all; the others keep their last keys (in a ring
-        that has wrapped, maybe older ones).
+        tokens are awake in this step, None = all, as in step 1; the others keep their last keys
+        (in a ring that has wrapped, maybe older ones).
         """
         self.allocate(len(new), new)
         slot = self.slot_of(k)

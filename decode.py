@@ -303,8 +303,8 @@ class Wave(Decoder):
     Up to `width` tokens go through the model side by side, pass by pass: all layers and the head,
     with `steps` loop steps in each group. Each token goes on from its own last states, and what it
     predicts is the input of the next one. The keys and values of the wave are overwritten in each
-    pass. Passes 12 to 17 of `python decode.py` (positions across; what a token predicts, and the
-    passes since its input last changed):
+    pass. Passes 12 to 17 of `python decode.py`, with tau = 0.01 (positions across; what a token
+    predicts, _ for a space, and the passes since its input last changed):
 
         column    1   2   3   4   5   6   7   8   9   10  11
         pass 12  [t5] e4  _3  o2  o1  _1
@@ -315,12 +315,12 @@ class Wave(Decoder):
         pass 17                  [f5] _4  t3  h2  e1  e1  _1
 
     A token in brackets leaves the wave, since two things hold: its input is certain (all before it
-    have left or leave, and it reads what the last of them predicts), and the plan's rule has
-    triggered in every group. (The first token also leaves, still or not, once it has had one input
+    have left or leave, and it reads what the last of them predicts), and by the plan's rule it is
+    still in every group. (The first token also leaves, still or not, once it has had one input
     for the plan's loop budget or longer.) In each pass a token joins at the end, while there is
-    room. In pass 13 column 5 turns from o to f, so in pass 14 column 6 has a new input: it keeps
-    its states, and counts from 1 again (its second _1; _ is a space). In pass 16 nobody leaves,
-    since f is not still yet. Column 5 counts 1 twice: column 4 turned to o in pass 12.
+    room. In pass 12 column 4 turns to o, so in pass 13 column 5 has a new input: it keeps its states,
+    counts from 1 again, and turns from o to f, so in pass 14 column 6 counts anew, too. In pass 16
+    nobody leaves, since f is not still yet.
 
     The rule is applied to the change of a token's states from one pass to the next; the token keeps
     its last states, whatever rule.keep says. Its loop steps are all those since it joined.
@@ -346,7 +346,7 @@ class Wave(Decoder):
                              'every step, and a rule that reads the states of a token alone')
 
     def in_words(self, plan):
-        return f'a wave of {self.width}, its first token '
+        return f'a wave of {self.width}, with one input of its first token '
 
     def widths(self, plan):
         return {self.width}         # its passes have no rule: it applies the plan's itself

@@ -71,7 +71,7 @@ def norm_rel(x0, x1, memo, logits_of):
 
 
 def kl(x0, x1, memo, logits_of):
-    """Eq. 4: KL(p^(k) || p^(k-1)) in nats; memo holds log p^(k)."""
+    """Eq. 4: KL(p^(k) || p^(k-1)) in nats; the next memo is log p^(k)."""
     # paper silent on the logits of an early group: here ln_f and the tied head (a logit lens)
     log_p0 = logits_of(x0).float().log_softmax(-1) if memo is None else memo
     log_p1 = logits_of(x1).float().log_softmax(-1)
@@ -80,7 +80,7 @@ def kl(x0, x1, memo, logits_of):
 
 
 def accel(x0, x1, memo, logits_of):
-    """Eq. 5, the acceleration; memo holds the update, in this rule and the next two."""
+    """Eq. 5, the acceleration; the next memo is the update, in this rule and the next two."""
     delta = x1 - x0
     if memo is None:                                    # it needs two updates
         return torch.full_like(delta[..., 0], torch.nan), delta
@@ -182,7 +182,7 @@ def loop(f, x, k_max, rule, logits_at=None, readers=None, record=None):
     f(x, k, at): step k of the tokens `at` -> their states after it (N, C). x (B T, C): the states
     of all tokens; `at` (N,) numbers those that are awake, b T + t.
     logits_at(states, at, x): the logits of the tokens `at` in these states (N, C).
-    readers(moved): who reads a token that moved, (B, T) -> (B, T); None = nobody wakes.
+    readers(moved): who reads one that moved, itself or not, (B, T) -> (B, T); None: nobody wakes.
     record(awake, x): called after each step with who was awake (B, T), and x (B T, C): copy it.
 
     A token *moves* in a step unless the rule has found it still. Who moved loops in the next step.

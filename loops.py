@@ -310,7 +310,7 @@ class RecurrentGroup(nn.Module):
         return self.output(x), dict(e=e, x=x, states=states, steps_used=steps, evals=steps)
 
     def loop_with_exits(self, x, e, plan, logits_at):
-        """Loop from x^(0) (B, T, C) until no token is awake -> the last states, and the results."""
+        """exits.loop from x^(0) (B, T, C) -> the last states, and the results."""
         if self.training:
             raise ValueError('an exit rule works in evaluation only: call model.eval() first')
         B, T, C = x.shape

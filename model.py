@@ -368,9 +368,9 @@ class GPT(nn.Module):
 
     def logits_at(self, plan):
         """
-        The logits_at of exits.loop: the method that plan.rule.reads names. Any but readout gets
-        whole rows (B, T, C), in which the other tokens have the states that they keep. ValueError
-        if this model has no such method.
+        -> the logits_at of exits.loop, which calls the method that plan.rule.reads names. Any but
+        readout gets whole rows (B, T, C), in which the other tokens have the states that they keep.
+        ValueError if this model has no such method.
         """
         rule = plan.rule
         method = getattr(self, rule.reads, None)
