@@ -318,9 +318,9 @@ class Wave(Decoder):
     have left or leave, and it reads what the last of them predicts), and by the plan's rule it is
     still in every group. (The first token also leaves, still or not, once it has had one input
     for the plan's loop budget or longer.) In each pass a token joins at the end, while there is
-    room. In pass 12 column 4 turns to o, so in pass 13 column 5 has a new input: it keeps its states,
-    counts from 1 again, and turns from o to f, so in pass 14 column 6 counts anew, too. In pass 16
-    nobody leaves, since f is not still yet.
+    room. In pass 12 column 4 turns to o, so in pass 13 column 5 has a new input: it keeps its
+    states, counts from 1 again, and turns from o to f, so in pass 14 column 6 counts anew, too. In
+    pass 16 nobody leaves, since f is not still yet.
 
     The rule is applied to the change of a token's states from one pass to the next; the token keeps
     its last states, whatever rule.keep says. Its loop steps are all those since it joined.
