@@ -10,13 +10,15 @@ How good and how fast is each way to decode: fixed loops, exit rules, drafts, wa
 
 A way to decode is a *method*, and a row of bench.csv. Each is compared with the first one, the
 *full budget*: n_loop fixed loops with the cache `exact`. n_loop is 30, or mean_recurrence if
-loop_draw is fixed, and on a task Task.budget; drafts:check=8 has 8 loops. A decoder with a rule of
-its own, such as a wave, is tried with it and each of `rules`; others are tried with fixed loops.
+loop_draw is fixed, and on a task Task.budget. Drafts are checked by so many loops, too, or by those
+of their own argument here: drafts:check=8 is sample.py's --decoder=drafts --n_loop=8. A decoder
+with a rule of its own, such as a wave, is tried with it and each of `rules`; others have none.
 
     quality     loss and accuracy on held-out windows, or on problems of a task. Drafts and waves
                 have none: `identical` says how often they write the text of the full budget
-    time        of a text: ms for each new token after a prompt, and whether the text is that of
-                the full budget. On a task: ms for each token of a problem that is read
+    time        of a text, which is written greedily: ms for each new token after a prompt. On a
+                task: ms for each token of a problem that is read. Small models use one thread of a
+                CPU, unless OMP_NUM_THREADS is set
 
 figure_4.png shows the rules by their thresholds, if times are measured.
 
@@ -49,10 +51,10 @@ from loops import Plan, as_noise
 out_dir: str | None = None  # None = out, or pretrained/text if you have trained no model
 dataset: str | None = None  # held-out text or a task with other knobs; None = the run's own
 length: int | None = None   # tokens of a window; None = block_size
-rules: str | list = ['norm_rel', 'kl', 'accel']     # NAME or MODULE:NAME; with :TAU not taus
+rules: str | list = ['norm_rel', 'kl', 'accel']     # norm is tried at taus, and norm:1 at 1 alone
 taus: float | list | None = None    # thresholds; None = 0.03 ... 30, with calibrate 0.001 ... 30
 budgets: int | list = [1, 2, 4, 8]  # fixed loop steps
-decoder: str | list = ['drafts:loops=2,check=8', 'wave:width=8']    # of a text; drafts have check
+decoder: str | list = ['drafts:loops=2,check=8', 'wave:width=8']    # of a text; check: see above
 n_loop: int | None = None   # the full budget; None = that of the model or the task
 cache: str | int | list = 'exact'   # of fixed loops and rules: exact, latest, a number of slots
 wake: bool | list | None = None     # may a token that has exited wake? None = on a task
@@ -79,7 +81,7 @@ MEASURED = (
     'diff_high',
     'accuracy',         # the share of labels that are right, 0 to 1
     'solved',           # of problems: the share in which all are
-    'rested',           # in which all tokens fell asleep, or stopped, before the budget ended
+    'rested',           # of rules: in which all tokens came to rest before the budget ended
     'both',             # solved, and rested
     'mean_evals',       # loop steps computed for a token, the mean over groups
     'identical',        # the share of texts that are those of the full budget, 0 to 1
@@ -123,12 +125,12 @@ class Method:
 
 
 @dataclass
-class Drafts(decode.Drafts):
+class DraftsWithBudget(decode.Drafts):
     check: int | None = None            # the loop budget; None = n_loop
 
 
 def decoder_of(call):
-    return build(call, decode.DECODERS | dict(drafts=Drafts), 'decoder')
+    return build(call, decode.DECODERS | dict(drafts=DraftsWithBudget), 'decoder')
 
 
 def methods_of(model, task=None):
@@ -153,7 +155,7 @@ def methods_of(model, task=None):
     if n_prompts and not (task or calibrate):       # decoders write texts
         for call in values_of(decoder):
             writer = decoder_of(call)
-            checks = isinstance(writer, Drafts) and writer.check is not None
+            checks = isinstance(writer, DraftsWithBudget) and writer.check is not None
             most = writer.check if checks else budget
             own_rule, policy, _ = choose(decoder=writer)
             others = rules_of(False) if own_rule else []
@@ -289,7 +291,9 @@ def measure(model, methods, idx, targets, prompts, path, is_task, deepest=None):
         row |= dict(ce=nats.sum() / labels.sum(), ce_minus_full=cost, diff_low=low, diff_high=high,
                     accuracy=right.sum() / labels.sum(), mean_evals=steps.mean())
         if is_task:
-            row |= dict(solved=solved.mean(), rested=rested.mean(), both=(solved * rested).mean())
+            row['solved'] = solved.mean()
+            if method.rule:
+                row |= dict(rested=rested.mean(), both=(solved * rested).mean())
         write_csv(rows, path)
         print(f"{row['name']}: {cost:+.4f} nats, {100 * row['accuracy']:.2f}% right, "
               f"{row['mean_evals']:.2f} loop steps", flush=True)
@@ -446,7 +450,7 @@ def main():
         rows = thresholds_of(model, methods, idx, targets, is_task)
         if store is not False:
             store_rows(rows, results, checkpoint['path'])
-            print(f'\n{results}/exits.json: {sum(map(bool, rows.values()))} thresholds are new')
+            print(f'\n{results}/exits.json: new thresholds: {sum(map(bool, rows.values()))}')
         return
 
     prompts = idx[:n_prompts, None, :T if is_task else prompt_tokens or T // 2]     # (n, 1, any)

@@ -35,7 +35,6 @@ import lzma
 import math
 import os
 import re
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -55,8 +54,8 @@ path: str | None = None     # own text: a file or folder; fineweb: another data 
 val_path: str | None = None     # own text to hold out; None = the last 5% of path
 tokenizer: str | None = None    # None = bytes, and gpt2 for fineweb
 bpe: Count | None = None    # own text: train a byte-level BPE of this many tokens on it
-tokens: Positive = 3e8      # fineweb: how many tokens to take (the paper's budget)
-subset = 'sample-10BT'      # fineweb: sample-100BT, sample-350BT, default, CC-MAIN-2024-10
+tokens: Positive | None = None  # fineweb: how many to take; None = 3e8, the paper's budget
+subset: str | None = None   # fineweb: such as sample-100BT, CC-MAIN-2024-10; None = sample-10BT
 overwrite = False           # replace a data set
 # --------------------------------------------------------------------------------------------------
 
@@ -123,21 +122,25 @@ def documents_of(path):
 
 # documents -> data/NAME ---------------------------------------------------------------------------
 
-def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=3e8,
-         subset='sample-10BT', overwrite=False):
+# which flags each kind of data takes
+OF_OWN = 'path', 'val_path', 'tokenizer', 'bpe'
+OF = dict(torchdocs=('tokenizer',), fineweb=('path', 'tokenizer', 'tokens', 'subset'))
+
+
+def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=None, subset=None,
+         overwrite=False):
     """Write data/NAME -> its meta, or keep it if the same call made it. Arguments: the knobs."""
     folder = f'data/{name}'
-    call = dict(path=path, val_path=val_path, tokenizer=tokenizer, bpe=bpe, tokens=tokens,
-                subset=subset)
     check(re.fullmatch(r'\w[\w.-]*', name) and name not in tasks.TASKS,
           f"'{name}' is a task, or cannot be the name of a folder: choose another name")
     is_web = name == 'fineweb'
-    is_own = not is_web and name != 'torchdocs'
-    if is_own:
-        check(path, f'there is no text: python data.py {name} --path=TEXT')
-    else:
-        check(not (bpe or val_path or path and not is_web), 'text of your own needs a name of its '
-              'own: python data.py NAME --path=TEXT')
+    is_own = name not in OF
+    call = dict(path=path, val_path=val_path, tokenizer=tokenizer, bpe=bpe, tokens=tokens,
+                subset=subset)
+    others = [flag for flag in call.keys() - OF.get(name, OF_OWN) if call[flag] is not None]
+    check(not others, f"{name} takes no {', '.join(others)} (text of your own has a name of its "
+          'own: python data.py NAME --path=TEXT)')
+    check(path or not is_own, f'there is no text: python data.py {name} --path=TEXT')
     if os.path.exists(folder):
         if not overwrite:
             return found(folder, call)
@@ -146,7 +149,7 @@ def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=3e8,
 
     # documents and encoding
     if is_web:
-        documents = fineweb(path or 'HuggingFaceFW/fineweb', subset)
+        documents = fineweb(path or 'HuggingFaceFW/fineweb', subset or 'sample-10BT')
     elif is_own:
         documents = own_text(path, val_path)
     else:
@@ -169,7 +172,7 @@ def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=3e8,
         meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, call=call, complete=False)
         write_json(meta, f'{new}/meta.json')    # first: a full disk would have no room for it later
         try:
-            write(documents, encoding, new, tokens if is_web else math.inf)
+            write(documents, encoding, new, (tokens or 3e8) if is_web else math.inf)
             write_json(meta | dict(complete=True), f'{new}/meta.json')
         except BaseException:       # a part is kept where nothing is yet, if it fills a window
             if is_web and not os.path.exists(folder) and min(tokens_in(new).values()) > 512:
@@ -324,10 +327,6 @@ def windows(ids, starts, T):
 
 
 def main():
-    # the end of an ssh session or of a queue's time is a Ctrl-C, unless it is ignored, as by nohup
-    for number in {signal.SIGTERM, getattr(signal, 'SIGHUP', signal.SIGTERM)}:
-        if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, signal.default_int_handler)
     make(name, path, val_path, tokenizer, bpe, tokens, subset, overwrite)
     print(f'data/{name}: {in_words(f"data/{name}")}; next: python train.py --dataset={name} '
           f'--out_dir=out-{name}')

@@ -61,10 +61,10 @@ def stream(model, idx, n_new, plan, decoder, policy, **draws):
         if tokens.shape != shape[:2] or steps_used.shape != shape or t > left:
             raise ValueError(f'{type(decoder).__name__} must give tokens (B, t) and their loop '
                              f'steps (B, t, groups), and not more than the {left} tokens left')
-        if tokens.shape[1] > 0:
+        if t > 0:
             yield tokens, steps_used
         text.idx = torch.cat((text.idx, tokens), dim=1)
-        left -= tokens.shape[1]
+        left -= t
 
 
 class Text:

@@ -388,8 +388,8 @@ class RecurrentGroup(nn.Module):
         return f
 
 
-def of_groups(results, name, idx):
-    """steps_used or evals of all groups, (B, T, groups). results: a dict of each group."""
+def of_groups(results, name, like):
+    """steps_used or evals of all groups, (B, T, groups), for tokens `like` (B, T)."""
     if not results:             # a model may have no groups
-        return idx.new_zeros(*idx.shape, 0)
+        return like.new_zeros(*like.shape, 0)
     return torch.stack([result[name] for result in results], dim=-1)

@@ -98,8 +98,8 @@ def loop(f, x, k_max, tau, readers=None):
     """
     Algorithm 1: a token is still once its acceleration has been below tau twice in a row.
 
-    Returns the last states (B, T, C) and how many steps each one kept (B, T), none asleep. f(x,
-    awake): the block map. A still token exits for good. With readers, it sleeps while all tokens
+    Returns the last states (B, T, C) and how many steps each one kept (B, T). f(x, awake): the
+    block map. A still token exits for good. With readers, it sleeps while all tokens
     that it reads are still, and wakes when one of them moves: readers(moved) = who moved or reads a
     token that moved, (B, T) -> (B, T). Here each token is computed in each step; loops.py computes
     the awake alone, where a token reads few others.
@@ -112,7 +112,8 @@ def loop(f, x, k_max, tau, readers=None):
         delta_prev, delta = delta, x1 - x                                       # Eq. 1
         if delta_prev is not None:
             small = (delta - delta_prev).norm(dim=-1) < tau                     # Eq. 5
-            streak = torch.where(awake, (streak + 1) * small, streak)   # 0 would wake its readers
+            # a sleeper keeps its streak: with 0 it would count as moved, and wake its readers
+            streak = torch.where(awake, (streak + 1) * small, streak)
         moved = streak < 2
         next_awake = moved if readers is None else readers(moved)
         keeps = awake & next_awake          # the step in which a token stops is thrown away
@@ -185,9 +186,10 @@ def show_loops(model, x, y):
 def show_scales(model, x):
     """
     The two scales: the loop steps of a group, and the jump from its last state to that of the next
-    group. The first step, out of the noise, is longer than the jump, so the mean leaves it out; the
-    paper's Eq. 2 has it, and jumps to the noise. The paper's cosines settle at 0.5 to 0.65.
-    Here those of layers [2, 3] settle lower, the others near 1; exercise 4 changes their sign.
+    group. The first step, out of the noise, is longer than the jump, so the mean leaves it out. The
+    paper's Eq. 2 counts it, and measures the jump to the next group's x^(0), which is noise. With
+    more loops the steps shrink, so the ratio grows. The paper's cosines settle at 0.5 to 0.65. Here
+    those of layers [2, 3] settle lower, the others near 1; exercise 4 changes their sign.
     """
     _, trace = model(x, [8] * len(groups))
     for g, group in enumerate(groups):

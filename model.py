@@ -1,7 +1,7 @@
 """
 A recurrent-depth GPT: the model is a list of layers, some of which loop.
 
-    python model.py                         the paper's model: layers, parameters, depth, FLOPs
+    python model.py                         the paper's model: its parameters, depth, FLOPs
     python model.py config/groups.py --n_embd=384
 
     idx -> (wte + wpe) * sqrt(C) -> each of h: Block | RecurrentGroup -> ln_f -> tied head -> logits
@@ -418,10 +418,10 @@ class GPT(nn.Module):
         (B, T) in nats per token, None without targets.
 
         n_loop: loop budget, an int for all groups or one for each. None = a draw while training,
-        otherwise see loop_counts. exit: a rule of exits.make_exit, or its name, which never wakes
-        (to wake: choose(name, wake=True, rows=model.exit_rows)[0] of exits.py); n_loop is then its
-        k_max, and the loss has no backward pass. noise_seed: of x^(0) in evaluation; or a noise,
-        see loops.as_noise. trace: a list, to which each group appends its results, see
+        otherwise see loop_counts. exit: the name of a rule, whose exits are final, or an Exit, such
+        as make_exit('accel', tau=1, wake=True) of exits.py; n_loop is then its k_max, and the loss
+        has no backward pass. noise_seed: of x^(0) in evaluation; or a noise, see loops.as_noise.
+        trace: a list, to which each group appends its results, see
         RecurrentGroup.forward, without gradients. keep_states: record all states with a rule, too;
         without one they always are. ValueError if T > block_size or n_loop does not fit the groups.
         """
@@ -544,13 +544,9 @@ def main():
     shape = GPTConfig(**config)
     with torch.device('meta'):          # shapes alone
         model = GPT(shape)
-    for i, layer in enumerate(model.h):
-        what = f'a group of {len(layer.core)}' if isinstance(layer, RecurrentGroup) else 'a block'
-        print(f'h.{i:<4d} {what:14s} {sum(p.numel() for p in layer.parameters()):13,} parameters')
-    print(f'with embeddings      {sum(p.numel() for p in model.parameters()):13,} in all')
-
+    print(f'{sum(p.numel() for p in model.parameters()):,} parameters')
     counts = model.eval().loop_counts()
-    print(f'\nat r = {shape.mean_recurrence:g} loops of each group: effective depth '
+    print(f'at r = {shape.mean_recurrence:g} loops of each group: effective depth '
           f'{effective_depth(shape):g} (without loops {shape.n_layer})')
     for what, training in {'forward': False, 'forward and backward': True}.items():
         print(f'{flops_per_token(model, counts, training) / 1e6:10,.1f} MFLOPs per token, {what}')

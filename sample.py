@@ -219,9 +219,7 @@ def write_text(model, checkpoint):
             print(f'--- {writer.in_words(plan)}{words}, cache {policy}')
             if model.groups:
                 means = zip(steps.mean(dim=0).tolist(), model.config.groups)
-                throws = plan.rule and not (plan.rule.keep or isinstance(writer, decode.Wave))
-                kept = 'kept (without a step that triggers)' if throws else 'kept'
-                print(f'mean loop steps {kept}: '
+                print('mean loop steps kept: '
                       + ', '.join(f'{mean:.2f} in group {group}' for mean, group in means))
         print(f'{n_tokens / (time.perf_counter() - begin):.1f} tokens/s')
     if in_colour:

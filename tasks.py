@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
-from common.configurator import Count, Natural, NotNegative, build, configure
+from common.configurator import Count, Natural, build, configure
 from common.encoding import Words
 from common.errors import check, run
 from common.terminal import paint
@@ -98,12 +98,13 @@ class Calc(Task):
     each later one with probability `reset`. The depth is the distance from the last `=v`.
     """
     p: int = 5
-    reset: NotNegative = 0.2
+    reset: float = 0.2
 
     of_words = ('p',)
 
     def __post_init__(self):
-        check(self.p > 1, f'p must be at least 2, not {self.p}')
+        check(self.p > 1 and 0 <= self.reset <= 1, 'p must be at least 2, and reset a share, not '
+              f'{self.p} and {self.reset}')
 
     def __call__(self, rng, rows, T):
         p = self.p
@@ -152,7 +153,7 @@ def is_task(dataset):
 
 
 class Problems:
-    """The problems of a task, with the methods of a data.Text: see there."""
+    """The problems of a task, with the methods and attributes of data.Text, see its docstring."""
     is_task = True
     tokenizer_json = None
     n_problems = 2048           # held out; of long ones there are fewer, see n_held_out
@@ -177,7 +178,9 @@ class Problems:
         shape = self.shape_of(arrays, 3)
         check(shape == (rows, T), f'the task {self.name} must make {rows} problems of {T} tokens, '
               f'and not {shape[0]} of {shape[1]}')
-        check(arrays[2].min() >= 0, f'the task {self.name} has a depth of {arrays[2].min()}')
+        _, y, depth = arrays
+        check(depth.min() >= 0 and not depth[y == NOT_ASKED].any(), f'the task {self.name} must '
+              'have depths of at least 0, and of 0 where there is no label')
         return arrays
 
     def shape_of(self, arrays, n):

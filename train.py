@@ -269,13 +269,12 @@ def train(run, checkpoint):
     check(batch_size % distributed.WORLD == 0, f'batch_size = {batch_size} must be a multiple of '
           f'the number of processes, {distributed.WORLD}')
     run.optimizers = make_optimizers(run.model, optimizer, learning_rate, weight_decay)
-    if resume:
-        restore(run, checkpoint)
-    checkpoint.clear()                  # frees some GB if the model is large
-
     is_first = distributed.RANK == 0
     lock = FileLock(f'{out_dir}/.lock', timeout=0) if is_first else nullcontext()
     with explain(f'another training runs in {out_dir}', 'give another --out_dir', Timeout), lock:
+        if resume:
+            restore(run, checkpoint)
+        checkpoint.clear()              # frees some GB if the model is large
         if is_first and overwrite and not run.done:
             start_over(out_dir)
         if is_first and run.examples.tokenizer_json:    # sample.py needs it there
@@ -291,15 +290,15 @@ def train(run, checkpoint):
         files = settings.own_files
         of_class = f"{model_class.partition(':')[0].replace('.', '/')}.py"
         if not of_class.startswith(('model.', 'zoo/')) and of_class not in files:
-            files += f' {of_class}'
-        files += f' --out_dir={shlex.quote(out_dir)}'
+            files = [*files, of_class]
+        files = shlex.join([*files, f'--out_dir={out_dir}'])
         if was_stopped:
-            say(f'stopped at iteration {run.done} and saved; to go on: python train.py --resume'
+            say(f'stopped at iteration {run.done} and saved; to go on: python train.py --resume '
                 f'{files}')
             return True
         # all weights are saved, so Ctrl-C may stop the last table
         evaluation.save_scores(scores_of(run), out_dir)
-        say(f'{out_dir}: ckpt.pt, log.csv, loss.png, eval.csv; next: python sample.py{files}')
+        say(f'{out_dir}: ckpt.pt, log.csv, loss.png, eval.csv; next: python sample.py {files}')
         loss, it = run.best
         if it < run.done:
             say(f'{out_dir}/ckpt_best.pt has the lowest held-out loss, {loss:.4f} at iteration '
@@ -319,7 +318,11 @@ def restore(run, checkpoint):
     run.done = checkpoint['iter_num']
     names = 'dataset', 'block_size', 'eval_loops', 'eval_windows'
     if all(checkpoint['config'].get(name) == settings.knobs()[name] for name in names):
-        run.best = checkpoint['best']       # found by the same evaluation
+        run.best = checkpoint['best']
+    elif distributed.RANK == 0 and os.path.exists(f'{out_dir}/ckpt_best.pt'):
+        kept = f"{out_dir}/ckpt_{checkpoint['best'][1]:06d}.pt"
+        os.replace(f'{out_dir}/ckpt_best.pt', kept)
+        say(f'the best weights of the evaluation before are {kept} now')
     check(run.done <= max_iters, f'the run has {run.done} iterations already: give more with '
           '--max_iters')
     say(f'continues at iteration {run.done}: the learning rate is {lr_at(run.done):.1e} now, and '
@@ -359,20 +362,7 @@ def iterate(run, stop_signals):
         if it % eval_interval == 0 or it == max_iters:
             if it:
                 save(run, 'ckpt.pt')    # first, so that a kill does not cost what was learned
-            scores = scores_of(run, eval_windows)
-            lowest = min(score.loss for score in scores.values())
-            if lowest < run.best[0]:
-                run.best = (lowest, it)
-                save(run, 'ckpt_best.pt')
-            if log:
-                from common import plots  # here, since matplotlib takes a second to import
-                row = dict(iter=it)
-                for n_loop, score in scores.items():
-                    row[f'val_loss_{n_loop}'] = f'{score.loss:.5f}'
-                    # on a text the log has no such column
-                    row[f'val_acc_{n_loop}'] = f'{score.accuracy:.5f}'
-                log.add(row)
-                plots.losses(log.rows, run.counts, f'{out_dir}/loss.png')
+            evaluate(run, it, log)
         if it == max_iters:
             save(run, 'ckpt.pt')        # again, with the best
             break
@@ -415,6 +405,22 @@ def iterate(run, stop_signals):
 
 
 # log and evaluation -------------------------------------------------------------------------------
+
+def evaluate(run, it, log=None):
+    """Evaluate the weights of iteration `it`, keep them if they are the best, and log them."""
+    scores = scores_of(run, eval_windows)
+    lowest = min(score.loss for score in scores.values())
+    if lowest < run.best[0]:
+        run.best = (lowest, it)
+        save(run, 'ckpt_best.pt')
+    if log:
+        from common import plots  # here, since matplotlib takes a second to import
+        losses = {f'val_loss_{n}': f'{score.loss:.5f}' for n, score in scores.items()}
+        # of a text the log has no such columns
+        shares = {f'val_acc_{n}': f'{score.accuracy:.5f}' for n, score in scores.items()}
+        log.add(dict(iter=it) | losses | shares)
+        plots.losses(log.rows, run.counts, f'{out_dir}/loss.png')
+
 
 class Log:
     """log.csv: `add` appends a row."""
@@ -490,7 +496,7 @@ def counts_of(model):
 def evaluate_only(run, checkpoint):
     """--eval_only: the table of a checkpoint, on all held-out windows unless --eval_windows."""
     run.done = checkpoint['iter_num']
-    scores = scores_of(run, eval_windows if 'eval_windows' in settings.given else None)
+    scores = scores_of(run, eval_windows if 'eval_windows' in settings.flags else None)
     results = folder_of_results(checkpoint['folder'])
     weights = os.path.basename(checkpoint['path']).removesuffix('.pt')
     suffix = re.sub('[:=]', '-', f'_{weights}-{run.done}_{dataset}_{block_size}')

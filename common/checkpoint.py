@@ -12,7 +12,8 @@ A checkpoint is a dict of tensors and plain values, written whole or not at all.
     iter_num      iterations done
     and to resume: optimizers {name: state}, best (held-out loss, iteration)
 
-read_checkpoint adds `path`, that of the file, and `folder`, where it stands.
+read_checkpoint adds `path`, that of the file, and `folder`, where it stands; load_checkpoint adds
+`damping`, that of the run, and puts the model's own Config into model_args.
 """
 import os
 import sys
@@ -96,8 +97,8 @@ def load_checkpoint(path, dev='cpu', length=None, damping=None, cls=None):
     checkpoint['damping'] = args.get('damping', 0.0)        # that of the run
     changes = dict(block_size=length, damping=damping)
     args = args | {name: value for name, value in changes.items() if value is not None}
-    with explain('the checkpoint does not fit this model', 'leave out what you changed',
-                 (RuntimeError, TypeError)):
+    with explain(f"a {checkpoint['model_class']} does not fit a {cls.__name__}",
+                 'leave out what you changed', (RuntimeError, TypeError)):
         config = cls.Config(**args)
         with torch.device('meta'):      # shapes alone: the weights are those that were read
             model = cls(config)

@@ -1,7 +1,7 @@
 """
 A command line -> a script's knobs: config files and --key=value override its globals.
 
-A script writes its knobs as plain globals, each with its reason in a comment beside it, calls
+A script writes its knobs as plain globals, most with a comment beside them, calls
 configure(globals()) behind them, and ends with run(main), which is in errors.py.
 
 Config files (Python files that bind knobs, and may read them) and flags apply in the order given:
@@ -18,7 +18,6 @@ import inspect
 import math
 import os
 import re
-import shlex
 import symtable
 import sys
 from functools import partial
@@ -66,9 +65,10 @@ class Settings:
 
         last_set    {name: its value as a text} of all knobs, as they were last set here. A text
                     shows what is changed in place, and tells 1 from True
+        annotations {name: the types of its values} of the same knobs
         given       {name: by whom}, FLAG or the path of a config file
         unknown     {name: value} of given names that no knob has; the value of a flag is its text
-        own_files   ' PATH' of each config file that is more than settings, in one text
+        own_files   the paths of config files that are more than settings
     """
 
     def __init__(self, script, keep_unknown=False):
@@ -82,7 +82,7 @@ class Settings:
                              or inspect.get_annotations(sys.modules[script['__name__']]))
         self.given = {}
         self.unknown = {}
-        self.own_files = ''
+        self.own_files = []
 
     @property
     def flags(self):
@@ -160,7 +160,7 @@ class Settings:
         # with a def, a class or an import it is more than settings
         has_code = any(symbol.is_namespace() or symbol.is_imported() for symbol in symbols)
         if has_code:
-            self.own_files += f' {shlex.quote(path)}'
+            self.own_files.append(path)
         if set_here and has_code:
             print(f"{path} sets {', '.join(set_here)}: if you do not mean the knob, write a "
                   'constant of your own in capitals', file=sys.stderr)
@@ -194,8 +194,8 @@ class Settings:
 
     def take_attributes(self):
         """Knobs that a notebook has set as attributes of the module count as flags."""
-        for key, value in self.knobs().items():
-            if repr(value) != self.last_set[key]:
+        for key, value in (knobs_of(self.script) | self.knobs()).items():
+            if repr(value) != self.last_set.get(key):
                 self.give(key, value, FLAG)
 
     def show_help(self):

@@ -18,6 +18,7 @@ const NOUNS = {
   answer: 'open cell',
   name: cell => `row ${Math.floor(cell / board.n) + 1}, column ${cell % board.n + 1}` +
     (board.clues[cell] ? ', a clue' : ''),
+  is_silent: cell => board.clues[cell] > 0,
   before: 'In each loop every candidate at work says how sure it is that it is right.',
   likely: 'By loop, the four surest digits with their % (bold: right)',
 };
@@ -40,6 +41,7 @@ const ANSWERS = {
       (board.clues[other] ? board.clues[other] - 1 : this.best(this.likely(step, other))));
   },
   score(view) {
+    if (n_solutions === 0) return 'no solution: check the clues';
     const open = view.filter((_, cell) => !board.clues[cell]);
     const n_decided = open.filter(({best}) => best !== undefined).length;
     const n_wrong = open.filter(({is_wrong}) => is_wrong).length;
@@ -52,8 +54,9 @@ const ANSWERS = {
   },
 };
 let board = null;
-let standing = '';                      // the line that says what a search has found of the board
-let undo_to = '';                       // a board that was taken away, or ''
+let n_solutions;                        // 2 = several, undefined = the search gave up
+let standing = '';                      // what the line beside the board says
+const earlier = [];                     // boards before the reader's changes, as text
 
 const candidates = cell => Array.from({length: board.n}, (_, digit) => cell * board.n + digit);
 
@@ -168,26 +171,28 @@ function look_up(board) {
   const ids = clues.flatMap(clue => Array.from({length: n}, (_, digit) =>
     !clue ? OPEN : clue === digit + 1 ? GIVEN : RULED_OUT));
   const solutions = solutions_of(board);
-  const only = solutions?.length === 1 && solutions[0];
-  const found = {0: 'finds no solution', 2: 'still finds several solutions'}[solutions?.length];
-  standing = only ? '' : `A search ${found ?? 'gives up'}.`;
+  n_solutions = solutions?.length;
+  const only = n_solutions === 1 && solutions[0];
+  standing = only ? 'violet: at work; white: asleep; red: wrong' : 'A search ' +
+    `${['finds no solution', , 'still finds several solutions'][n_solutions] ?? 'gives up'}.`;
   put($('notice'), standing);
-  put($('why'), '');
   return [ids, clues.map((clue, cell) => ({right: only && !clue ? [only[cell] - 1] : []}))];
 }
 
 // Read a board, from the start. Of a text that is none a line says why, and the board stays.
 function take(new_text) {
+  put($('why'), '');
   try {
     board = read_board(new_text);
   } catch ({message}) {
     if (!board) take(R.start);
     put($('why'), `${message} The board stays.`);
+    put($('notice'), $('why').textContent);
     return false;
   }
   if (!pass || text !== new_text) chosen = Math.max(0, board.clues.indexOf(0));
-  const is_own = /\w/.test(text) && !Object.values(R.problems).flat().includes(text);
-  if (is_own && text !== new_text) undo_to = text;
+  const is_own = text && !Object.values(R.problems).flat().includes(text);
+  if (is_own && text !== new_text) earlier.push(text);
   text = new_text;
   if (pass) canvas.scrollIntoView({block: 'nearest'});
   show_board();
@@ -198,21 +203,28 @@ function take(new_text) {
 // The board as text, unless that is being typed; and a button for each digit.
 function show_board() {
   if (document.activeElement !== $('text')) $('text').value = text;
-  const button = (word, onclick) => Object.assign(make('button', {}, word), {onclick});
-  if ($('pad').children.length !== board.n + 2) $('pad').replaceChildren(
+  const button = (word, change) => Object.assign(make('button', {}, word), {onclick() {
+    change();
+    canvas.focus({preventScroll: true});        // for the next key
+  }});
+  if ($('pad').children.length !== board.n + 3) $('pad').replaceChildren(
     ...ANSWERS.words().map((word, digit) => button(word, () => set_clue(digit + 1))),
-    button('clear', () => set_clue(0)),
-    button('', clear_all));
-  put($('pad').lastChild, undo_to ? 'undo' : 'clear all');
+    button('clear', () => set_clue(0)), button('clear all', clear_all), button('undo', undo));
+  $('pad').lastChild.setAttribute('aria-disabled', !earlier.length);
 }
 
-// Take all clues away, or bring them back. The board waits until the reader plays it.
+// Take all clues away. The board waits until the reader plays it.
 function clear_all() {
-  const wanted = undo_to || '.'.repeat(board.clues.length);
-  undo_to = undo_to ? '' : text_of(board);
-  set('noise', 1);
-  take(wanted);
+  earlier.push(text);
+  text = '';            // it is not kept once more
+  take('.'.repeat(board.clues.length));
   stop();
+}
+function undo() {
+  if (!earlier.length) return;
+  text = '';
+  take(earlier.pop());
+  present();
 }
 
 // Give the chosen cell a clue, or open it (0), and go on from the states that are there.
@@ -222,11 +234,12 @@ function set_clue(digit) {
   try {
     check_rules({...board, clues});
   } catch ({message}) {
+    setTimeout(() => put($('notice'), standing), 5000);
     return put($('notice'), message);
   }
+  earlier.push(text);
   board = {...board, clues};
   text = text_of(board);
-  undo_to = '';
   show_board();
   go_on(...look_up(board));
 }
@@ -279,7 +292,7 @@ const place_of_mark = digit =>
 // The candidates of a cell that are at work, or all of the cell where there is no room for marks.
 function draw_work(cell, left, top, colours) {
   const {awake, change} = pass.steps[shown];
-  if (!shown || at_end()) return;
+  if (!shown || all_rest()) return;
   const at_work = candidates(cell).filter(t => awake[t]);
   if (!has_marks(cell) && at_work.length) {
     pen.fillStyle = violet_of(mean(at_work.map(t => change[t])), colours);
@@ -328,6 +341,7 @@ canvas.onkeydown = event => {
   const [row, column] = [Math.floor(chosen / n), chosen % n];
   const moves = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1]};
   const digit = DIGITS.slice(0, n).indexOf(event.key.toUpperCase()) + 1;
+  if ((event.ctrlKey || event.metaKey) && event.key === 'z') undo();
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (moves[event.key]) {
     const [down, right] = moves[event.key];

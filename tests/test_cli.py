@@ -1,6 +1,6 @@
 """
-The programs as they are called: each file at the root by itself, the files of config/, the links of
-the pages. And which file may import which.
+The programs as they are called: four files of the root by themselves, those of config/, the links
+of the pages. And which file may import which.
 """
 import ast
 import glob
@@ -89,7 +89,7 @@ def imports(file):
 
 
 def test_imports_point_one_way():
-    """Only plots.py imports matplotlib, and common/ imports nothing that stands above it."""
+    """The core imports torch and numpy, common/ nothing above it, only plots.py matplotlib."""
     root = glob.glob('*.py', root_dir=ROOT)
     files = [file for folder in ('common', 'config', 'page', 'zoo')
              for file in glob.glob(f'{folder}/**/*.py', root_dir=ROOT, recursive=True)]
@@ -100,6 +100,9 @@ def test_imports_point_one_way():
     assert not {file: names & above for file, names in found.items()
                 if file.startswith('common/') and names & above}
     assert not {file for file in root if found[file] & {'zoo', 'results', 'page'}}
+    core = {'model', 'loops', 'exits', 'cache', 'decode'}
+    others = {'torch', 'numpy', 'common'} | sys.stdlib_module_names
+    assert not [name for name in core if found[f'{name}.py'] - core - others]
 
 
 CORE_ALONE = """

@@ -127,14 +127,15 @@ def test_names_that_are_known_later(script, args):
 
 def test_attributes_of_a_notebook_are_like_flags(script):
     """With values of numpy, which become plain ones."""
-    names = script()
+    names = script(keep_unknown=True)
     settings = names['settings']
-    names.update(rate=np.float64(0.5), layers=[np.int64(2), (np.arange(2),)], count=4)
+    names.update(rate=np.float64(0.5), layers=[np.int64(2), (np.arange(2),)], count=4, heads=2)
     names['groups'].append([3])
     settings.take_attributes()
     assert (type(names['rate']), names['layers']) == (float, [2, ([0, 1],)])
     assert type(names['layers'][0]) is int
-    assert settings.flags == settings.given.keys() == {'rate', 'layers', 'count', 'groups'}
+    assert settings.flags == settings.given.keys() == {'rate', 'layers', 'count', 'groups', 'heads'}
+    assert settings.unknown == dict(heads=2)        # maybe a field of the model's class
     names['count'] = 2.5
     with pytest.raises(ValueError, match='count'):
         settings.take_attributes()

@@ -32,7 +32,6 @@ def block_by_hand(x, params, config):
     def norm(name, y):
         return rms(y, params[f'{name}.weight'])
 
-    # attention
     B, T, C = x.shape
     D = C // 2
     q, k, v = linear('attn.c_attn', norm('n1', x)).split(C, dim=-1)
@@ -43,7 +42,6 @@ def block_by_hand(x, params, config):
     scores = q @ k.transpose(-1, -2) / D ** 0.5                                 # (B, H, T, T)
     y = scores.masked_fill(later, -math.inf).softmax(-1) @ v
     x = norm('n2', x + linear('attn.c_proj', y.transpose(1, 2).reshape(B, T, C)))
-    # MLP, with SiLU
     hidden = linear('mlp.c_fc', norm('n3', x))
     return norm('n4', x + linear('mlp.c_proj', hidden * hidden.sigmoid()))
 

@@ -137,8 +137,7 @@ def test_the_page_computes_what_the_model_computes(pages, tiny, kind, name, T, n
         model, _ = load_checkpoint(f'{ROOT}/pretrained/{name}', length=T)
     x, _, _, text = problem(kind, dict(small='calc').get(name, name), T)
     rules = [make_exit('norm', 0)]                      # no signal lies below 0
-    for rule, thresholds in dict(norm=(.3, 1), norm_rel=(.03, .1), kl=(1e-3, 1e-2),
-                                 accel=(.3, 1)).items():
+    for rule, thresholds in dict(norm=(.3, 1), norm_rel=(.03, .1), accel=(.3, 1)).items():
         rules += [make_exit(rule, tau, wake=tau == thresholds[1]) for tau in thresholds]
     plans = [dict(rule=dict(signal=rule.name, tau=rule.tau, hits=rule.hits, keep=rule.keep),
                   loops=n_loop, wake=rule.wake) for rule in rules]
@@ -181,7 +180,7 @@ def test_the_page_knows_the_right_answers(pages, kind, dataset, lengths):
         return [fits, {json.dumps([text for *_, text in problems])}.map(text => {{
             take(text);
             return [pass.ids, pass.labels.map(({{right}}) => right),
-                pass.labels.map(({{depth}}) => depth), $('notice')?.textContent ?? ''];
+                pass.labels.map(({{depth}}) => depth)];
         }})];""", width=360)
     assert fits
     for (x, y, depth, _), one in zip(problems, found, strict=True):
@@ -192,7 +191,7 @@ def test_the_page_knows_the_right_answers(pages, kind, dataset, lengths):
         else:
             first = record_of(pages[kind])['first_answer']
             right = [[answer - first] if answer != tasks.NOT_ASKED else [] for answer in y]
-        assert one == [x.tolist(), right, depth.tolist(), '']
+        assert one == [x.tolist(), right, depth.tolist()]
 
 
 @in_a_browser
@@ -342,7 +341,7 @@ def test_boards_are_typed_and_clues_change(pages):
         const found = [];
         for (const board of {json.dumps(wrong + odd)}) {{
             await type(board);
-            found.push([text === R.start, $('why').textContent + standing !== '',
+            found.push([text === R.start, $('why').textContent !== '' || n_solutions !== 1,
                 pass.labels.some(({{right}}) => right.length)]);
         }}
         return found;""")
@@ -360,9 +359,9 @@ def test_boards_are_typed_and_clues_change(pages):
         chosen = board.clues.indexOf(0);
         const rival = board.clues.slice(0, board.n).find(clue => clue);
         $('pad').children[rival - 1].click();
-        const is_refused = board.clues[chosen] === 0 && $('notice').textContent !== '';
+        const is_refused = board.clues[chosen] === 0 && $('notice').textContent !== standing;
         choose(Math.floor(cell / board.n), cell % board.n);
-        const is_over = $('notice').textContent === '' && chosen === cell;
+        const is_over = $('notice').textContent === standing && chosen === cell;
         press(canvas, 'Backspace');
         const is_back = `${board.clues}` === `${clues}`;
         // a run goes on with the board that has changed, and a digit that is there changes nothing
@@ -372,10 +371,11 @@ def test_boards_are_typed_and_clues_change(pages):
         press(canvas, 'Backspace');
         const stays = at_end() && n_steps() === n;
         // an empty board waits for its clues, and the full one comes back
-        $('pad').lastChild.click();
+        const all = $('pad').lastChild.previousSibling;
+        all.click();
         $('pad').lastChild.click();
         const is_undone = `${board.clues}` === `${clues}`;
-        $('pad').lastChild.click();
+        all.click();
         press(canvas, '2');
         return [is_set, n_woken > 0, is_refused, is_over, is_back, goes_on, stays, is_undone,
             text === '2' + '.'.repeat(15), shown];
@@ -414,13 +414,11 @@ def test_the_first_problem(tmp_path):
     assert found['start'] == text == found['problems']['calc:reset=0.01, 100 tokens'][0]
     assert found['labels'][text] == dict(right=y.tolist(), depth=depth.tolist())
     assert found['rules']['accel']['tau'] == 2
-    found = record_of(make_page(path, 'calc', '--start==3 +4 *2'))
-    assert (found['start'], found['labels']['=3 +4 *2']['right']) == ('=3 +4 *2', [3, 2, 4])
 
 
 @pytest.mark.parametrize('name, flag', [
     ('text', ''), ('calc', '--length=513'), ('calc', '--tau=0'), ('calc', '--dataset=maze'),
-    ('calc', '--start==7'), ('maze', '--length=80')])
+    ('maze', '--length=80')])
 def test_bad_input(tmp_path, monkeypatch, name, flag):
     monkeypatch.chdir(tmp_path)
     refused(f'--out_dir={ROOT}/pretrained/{name}', *flag.split(), script='page/__main__.py')

@@ -27,8 +27,8 @@ def test_labels_are_the_oracles(text):
     if text == 'hop':       # the depth is p where the whole chain exists, and at most p elsewhere
         p, whole = np.tile(x[:, :1] - 5, (1, 23)), y[:, 1:] != 4
         assert (depth[:, 1:] <= p).all() and (depth[:, 1:][whole] == p[whole]).all()
-    y[7, 23] = (y[7, 23] + 1) % problems.vocab_size
-    assert problems.wrong_rows(x, y) == [7]
+    y[7, 23], y[9, 23] = y[7, 23] + 1, y[9, 23] - 1
+    assert problems.wrong_rows(x, y) == [7, 9]
 
 
 # recorded: 50 problems of seed 0, those held out, and what a checkpoint stores of the task
@@ -130,6 +130,8 @@ def echo(monkeypatch):
     dict(change=lambda self, x, y, depth: (x, np.full_like(y, tasks.NOT_ASKED), depth)),
     dict(change=lambda self, x, y, depth: (x, y - 1, depth)),
     dict(change=lambda self, x, y, depth: (x + 1, y, depth)),
+    dict(change=lambda self, x, y, depth: (x, y, depth - 1)),
+    dict(change=lambda self, x, y, depth: (x, np.where(x > 1, tasks.NOT_ASKED, y), depth + 1)),
     dict(words=lambda self: list('aba')), dict(words=lambda self: ['a', 'b', 'c c']),
     dict(batch=lambda self, rng, rows, T: self(rng, rows, T)),
     dict(oracle=lambda self, words: words[:1]), dict(oracle=lambda self, words: ['z'] * 24)])

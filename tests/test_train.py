@@ -147,6 +147,7 @@ def test_the_best_weights_are_kept_and_named():
     for done, flags, expected in (31, [], best), (32, ['--eval_windows=6'], 32):    # other windows
         finished('--resume', f'--max_iters={done}', *flags)
         assert read_checkpoint('out')['best'][1] == expected
+    assert os.path.exists(f'out/ckpt_{best:06d}.pt')        # of the windows before
 
 
 def test_nothing_but_the_seed_matters(whole):
@@ -168,7 +169,6 @@ def test_fine_tuning_starts_from_weights():
     old, new = read_checkpoint('out'), read_checkpoint('out-fine')
     for name, weight in old['model'].items():
         torch.testing.assert_close(new['model'][name], weight, rtol=0, atol=1e-7)
-    # what the model computes is the checkpoint's
     assert new['model_args'] == old['model_args'] | dict(bptt_k=2)
 
 
@@ -184,12 +184,6 @@ class Gated(model.GPT):
         super().build(config)
         self.gate = torch.nn.Linear(config.n_embd, config.gates)
 """
-
-
-def test_weights_of_another_class_are_named(whole):
-    Path('gated.py').write_text(GATED)
-    printed = finished(*TINY, f'--init_from={whole}', '--model_class=gated:Gated', '--max_iters=1')
-    assert 'gate.weight' in printed and 'gate.bias' in printed
 
 
 def test_what_a_class_adds_to_the_config_is_a_knob():
