@@ -14,11 +14,11 @@ loop_draw is fixed, and on a task Task.budget. Drafts are checked by so many loo
 of their own argument here: drafts:check=8 is sample.py's --decoder=drafts --n_loop=8. A decoder
 with a rule of its own, such as a wave, is tried with it and each of `rules`; others have none.
 
-    quality     loss and accuracy on held-out windows, or on problems of a task. Drafts and waves
-                have none: `identical` says how often they write the text of the full budget
-    time        of a text, which is written greedily: ms for each new token after a prompt. On a
-                task: ms for each token of a problem that is read. Small models use one thread of a
-                CPU, unless OMP_NUM_THREADS is set
+    quality     loss and accuracy on held-out windows, or on problems of a task; none of drafts and
+                waves. `identical`: of all methods, how often a text is that of the full budget
+    time        of a text, which is written greedily: ms for each new token after a prompt, with
+                windows that are read again when the block is full. On a task: ms for each token of
+                a problem. Small models use one thread of a CPU, unless OMP_NUM_THREADS is set
 
 figure_4.png shows the rules by their thresholds, if times are measured.
 
@@ -38,7 +38,7 @@ import data
 import decode
 from common.checkpoint import open_run, stored_exits
 from common.configurator import Count, Natural, build, configure
-from common.distributed import pick_device, use_one_thread
+from common.device import pick_device, use_one_thread
 from common.errors import check, run
 from common.evaluation import spread, windows_at_once
 from common.files import sha256_of, write_csv, write_json
@@ -85,12 +85,12 @@ MEASURED = (
     'both',             # solved, and rested
     'mean_evals',       # loop steps computed for a token, the mean over groups
     'identical',        # the share of texts that are those of the full budget, 0 to 1
-    'blocks',           # layers computed in the groups, for a new token
+    'blocks',           # layers computed in the groups, for a new token (see time)
     'ms_per_token',     # the median over prompts
 )
 # columns of the table in the terminal, and how they are printed
-SHOWN = dict(name='', ce_minus_full='+.4f', accuracy='.4f', mean_evals='.2f', identical='.3f',
-             blocks='.2f', ms_per_token='.2f')
+SHOWN = dict(name='', ce_minus_full='+.4f', accuracy='.4f', solved='.3f', mean_evals='.2f',
+             identical='.3f', blocks='.2f', ms_per_token='.2f')
 # and of the tables of --calibrate
 COSTS = dict(tau='g', solved='d', at_most='+.4f', cost='.4g', steps='.2f')
 
@@ -106,7 +106,10 @@ class Method:
     decoder: str = 'one_by_one'     # its name and arguments. The others can only write texts
 
     def columns(self):
-        """The columns of bench.csv that say what it is."""
+        """
+        The columns of bench.csv that say what it is. kind: 'fixed loops', 'exit rules', or the name
+        of the decoder. n_loop: the loop steps of fixed loops, or the budget.
+        """
         rule = self.rule
         kind = 'exit rules' if rule else 'fixed loops'
         words = f'{rule.name} {rule.tau:g}' if rule else f'loops {self.n_loop}'
@@ -165,7 +168,8 @@ def methods_of(model, task=None):
 
 def rules_of(wakes):
     """An Exit for each rule that the knobs ask for, and each of its thresholds."""
-    thresholds = values_of(taus) or (TAUS if calibrate else TAUS[3:])
+    defaults = TAUS if calibrate else TAUS[3:]
+    thresholds = defaults if taus is None else values_of(taus)
     return [make_exit(name, tau, wakes)
             for name, own_tau in map(name_and_tau, values_of(rules))
             for tau in (thresholds if own_tau is None else [own_tau])]

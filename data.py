@@ -138,8 +138,8 @@ def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=None, 
     call = dict(path=path, val_path=val_path, tokenizer=tokenizer, bpe=bpe, tokens=tokens,
                 subset=subset)
     others = [flag for flag in call.keys() - OF.get(name, OF_OWN) if call[flag] is not None]
-    check(not others, f"{name} takes no {', '.join(others)} (text of your own has a name of its "
-          'own: python data.py NAME --path=TEXT)')
+    check(not others, f"{name} takes no {', '.join(others)}; it takes "
+          f"{', '.join(OF.get(name, OF_OWN))}. Text of your own has a name of its own")
     check(path or not is_own, f'there is no text: python data.py {name} --path=TEXT')
     if os.path.exists(folder):
         if not overwrite:
@@ -156,6 +156,7 @@ def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=None, 
         documents = torchdocs()
     if bpe:
         check(not tokenizer, '--bpe trains a tokenizer: leave out --tokenizer')
+        check(bpe > 256, f'a BPE has 256 bytes and an end of text, and bpe = {bpe}')
         encoding = train_bpe([text for split, text in documents if split == 'train'], bpe)
     else:
         encoding = open_encoding(tokenizer or ('gpt2' if is_web else 'bytes'))
@@ -174,7 +175,7 @@ def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=None, 
         try:
             write(documents, encoding, new, (tokens or 3e8) if is_web else math.inf)
             write_json(meta | dict(complete=True), f'{new}/meta.json')
-        except BaseException:       # a part is kept where nothing is yet, if it fills a window
+        except BaseException:   # a part stays where nothing is yet, with a window of groups.py
             if is_web and not os.path.exists(folder) and min(tokens_in(new).values()) > 512:
                 os.rename(new, folder)
                 print(f'{folder} keeps what was written: {in_words(folder)}', file=sys.stderr)

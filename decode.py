@@ -260,7 +260,7 @@ class Drafts(Decoder):
             raise ValueError(f'drafts need at least 1 token, not {self.tokens}')
 
     def in_words(self, plan):
-        return f'drafts of {self.draft_loops(plan)} checked by '
+        return f'drafts of {self.tokens} tokens, loops {self.draft_loops(plan)}, checked by '
 
     def widths(self, plan):
         return {1} if plan.rule else {1, 1 + self.tokens}       # the check has the plan's rule
@@ -293,7 +293,7 @@ class Column:
     streak: np.ndarray              # small signals in a row, (G,)
     memo: torch.Tensor | None = None    # of the rule, (G, any)
     says: int | None = None         # what it predicted in its last pass
-    age: int = 0                    # passes since its input last changed
+    age: int = 0                    # whole passes since its input last changed
     passes: int = 0                 # passes since it joined
 
 
@@ -316,14 +316,15 @@ class Wave(Decoder):
 
     A token in brackets leaves the wave, since two things hold: its input is certain (all before it
     have left or leave, and it reads what the last of them predicts), and by the plan's rule it is
-    still in every group. (The first token also leaves, still or not, once it has had one input
-    for the plan's loop budget or longer.) In each pass a token joins at the end, while there is
-    room. In pass 12 column 4 turns to o, so in pass 13 column 5 has a new input: it keeps its
-    states, counts from 1 again, and turns from o to f, so in pass 14 column 6 counts anew, too. In
-    pass 16 nobody leaves, since f is not still yet.
+    still in every group. (The first token also leaves, still or not, if one more pass with its
+    input would exceed a loop budget of the plan.) In each pass a token joins at the end, while
+    there is room. In pass 12 column 4 turns to o, so in pass 13 column 5 has a new input: it keeps
+    its states, counts from 1 again, and turns from o to f, so in pass 14 column 6 counts anew, too.
+    In pass 16 nobody leaves, since f is not still yet.
 
     The rule is applied to the change of a token's states from one pass to the next; the token keeps
-    its last states, whatever rule.keep says. Its loop steps are all those since it joined.
+    its last states, whatever rule.keep says. Its loop steps are all those since it joined. The
+    first token of a context window has none of these: the pass that reads the window gives it.
 
     trace: None, or a list, to which each pass appends dict(place=of the first token, inputs,
     tokens, age, leave=how many tokens leave).
@@ -336,8 +337,8 @@ class Wave(Decoder):
     trace = None                    # without an annotation it is no argument
 
     def check_plan(self, model, plan):
-        if self.width < 1 or self.steps < 1:
-            raise ValueError('a wave needs a width and steps of at least 1, not '
+        if self.width < 1 or not 1 <= self.steps <= min(plan.counts, default=1):
+            raise ValueError('a wave needs a width of at least 1, and steps from 1 to n_loop, not '
                              f'{self.width} and {self.steps}')
         # a token's input changes while it loops, so each step must read it; and the rule sees the
         # states of single tokens, not whole rows
@@ -346,7 +347,7 @@ class Wave(Decoder):
                              'every step, and a rule that reads the states of a token alone')
 
     def in_words(self, plan):
-        return f'a wave of {self.width}, with one input of its first token '
+        return f'a wave of {self.width}; with one input its first token takes '
 
     def widths(self, plan):
         return {self.width}         # its passes have no rule: it applies the plan's itself
@@ -380,7 +381,7 @@ class Wave(Decoder):
                 value, column.memo = plan.rule.observe(before[:, i], after[:, i], column.memo,
                                                        model.readout)
                 value = value.numpy(force=True)     # waits for the device, once a column and pass
-                plan.rule.check_value(value, after[:, i], column.passes)
+                plan.rule.check_value(value, after[:, i], column.passes)    # signals so far
                 # with a new input the state moves because the input did: no streak begins there
                 column.streak = (column.streak + 1) * (value < plan.rule.tau) * (column.age > 0)
             column.states = after[:, i]
@@ -394,7 +395,7 @@ class Wave(Decoder):
         said_before = [self.columns[0].token, *(column.says for column in self.columns)]
         for n, (column, said) in enumerate(zip(self.columns, said_before)):
             is_still = (column.streak >= plan.rule.hits).all()
-            has_looped_enough = n == 0 and column.age * self.steps >= max(plan.counts)
+            has_looped_enough = n == 0 and (column.age + 1) * self.steps > min(plan.counts)
             if column.token != said or not (is_still or has_looped_enough):
                 return n
         return len(self.columns)
@@ -463,9 +464,9 @@ def main():
     wave = Wave()
     wave.trace = []
     prompt = torch.tensor([[*b'The method returns ']])
-    GPT.load('pretrained/text').generate(prompt, 18, temperature=0, n_loop=30, decoder=wave,
-                                         exit=make_exit('norm_rel', 0.01))
-    print(main.__doc__)
+    idx, _ = GPT.load('pretrained/text').generate(prompt, 18, temperature=0, n_loop=30,
+                                                  decoder=wave, exit=make_exit('norm_rel', 0.01))
+    print(f'{main.__doc__}\n{bytes(idx[0].tolist()).decode()}')
     for number, entry in enumerate(wave.trace, start=1):
         line = '    ' * (entry['place'] - prompt.shape[1])
         for i, (token, age) in enumerate(zip(entry['tokens'], entry['age'])):

@@ -99,10 +99,10 @@ def loop(f, x, k_max, tau, readers=None):
     Algorithm 1: a token is still once its acceleration has been below tau twice in a row.
 
     Returns the last states (B, T, C) and how many steps each one kept (B, T). f(x, awake): the
-    block map. A still token exits for good. With readers, it sleeps while all tokens
-    that it reads are still, and wakes when one of them moves: readers(moved) = who moved or reads a
-    token that moved, (B, T) -> (B, T). Here each token is computed in each step; loops.py computes
-    the awake alone, where a token reads few others.
+    block map. Without readers a still token exits for good. With them it sleeps while all tokens
+    that it reads are still, and wakes when one of them moves: readers(moved) = who reads a token
+    that moved, (B, T) -> (B, T). Here each token is computed in each step; loops.py computes the
+    awake alone, where a token reads few others.
     """
     awake = torch.ones(x.shape[:2], dtype=torch.bool)               # (B, T)
     streak, steps_used = torch.zeros(2, *x.shape[:2], dtype=torch.int)
@@ -115,7 +115,7 @@ def loop(f, x, k_max, tau, readers=None):
             # a sleeper keeps its streak: with 0 it would count as moved, and wake its readers
             streak = torch.where(awake, (streak + 1) * small, streak)
         moved = streak < 2
-        next_awake = moved if readers is None else readers(moved)
+        next_awake = moved if readers is None else moved | readers(moved)
         keeps = awake & next_awake          # the step in which a token stops is thrown away
         x = torch.where(keeps[..., None], x1, x)
         steps_used += keeps
@@ -198,7 +198,7 @@ def show_scales(model, x):
         norms = delta.norm(dim=-1).mean((1, 2))
         cosines = F.cosine_similarity(delta[1:], delta[:-1], dim=-1).mean((1, 2))
         later = norms[1:].mean()
-        print(f'\nlayers {group}, mean loop step after the first {later:.2f}')
+        print(f'\nlayers {group}, mean length of loop steps 2 to 8: {later:.2f}')
         print('  loop step                  ', *(f'{k:5d}' for k in range(1, len(states))))
         print('  length                     ', *(f'{norm:5.3f}' for norm in norms))
         print('  cosine with the step before', ' ' * 5, *(f'{cosine:5.2f}' for cosine in cosines))
@@ -240,7 +240,8 @@ def show_chain(what_it_does, readers=None, n=16):
         return F.pad(x, (0, 0, 1, -1), value=1)     # (1, n, 1): all move on by one, 1 comes in
 
     x, _ = loop(copy, torch.zeros(1, n, 1), n + 10, 0.5, readers)
-    print(f'\na chain in which a token, once still, {what_it_does}; o: awake in this loop step')
+    print('\na chain: each token copies the one before it, and the first becomes 1. Once still, a '
+          f'token {what_it_does}. o: awake in this loop step')
     for k, awake in enumerate(steps, start=1):
         print(f'{k:4}  ' + ''.join('o' if is_awake else '.' for is_awake in awake))
     print(f'{int(x.sum())} of {n} tokens right after {len(steps)} loop steps, of which a token '
@@ -271,8 +272,8 @@ def main():
         show_exits(model, x, y)
         write(model, text[n:])
     show_chain('exits for good')
-    # a token that moved is read by itself and by the next one
-    show_chain('sleeps until news arrives', lambda moved: moved | F.pad(moved, (1, -1)))
+    # a token that moved is read by the next one
+    show_chain('sleeps until news arrives', lambda moved: F.pad(moved, (1, -1)))
 
 
 if __name__ == '__main__':

@@ -1,9 +1,6 @@
 """
 A recurrent-depth GPT: the model is a list of layers, some of which loop.
 
-    python model.py                         the paper's model: its parameters, depth, FLOPs
-    python model.py config/groups.py --n_embd=384
-
     idx -> (wte + wpe) * sqrt(C) -> each of h: Block | RecurrentGroup -> ln_f -> tied head -> logits
 
 Paper: sec. 2 and App. B (12 layers, groups 4 / 5-6 / 7, learned positions, SiLU, sandwich norm).
@@ -15,7 +12,7 @@ Geiping: 3.1 (GPT.hidden), 3.2 (the sandwich), App. C.1 (init, scale of the embe
     h       the layers, each a Block or a RecurrentGroup of Blocks
 """
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -535,26 +532,3 @@ def flops_per_token(model, n_loop, training=False):
         else:
             flops += once * (weights(layer) + attention)
     return 2 * flops
-
-
-# the demonstration --------------------------------------------------------------------------------
-
-@torch.no_grad()
-def main():
-    shape = GPTConfig(**config)
-    with torch.device('meta'):          # shapes alone
-        model = GPT(shape)
-    print(f'{sum(p.numel() for p in model.parameters()):,} parameters')
-    counts = model.eval().loop_counts()
-    print(f'at r = {shape.mean_recurrence:g} loops of each group: effective depth '
-          f'{effective_depth(shape):g} (without loops {shape.n_layer})')
-    for what, training in {'forward': False, 'forward and backward': True}.items():
-        print(f'{flops_per_token(model, counts, training) / 1e6:10,.1f} MFLOPs per token, {what}')
-
-
-if __name__ == '__main__':
-    from common.configurator import configure
-    from common.errors import run
-    knobs = asdict(GPTConfig()) | dict(__annotations__=GPTConfig.__annotations__)
-    config = configure(globals() | knobs).knobs()
-    run(main)

@@ -16,6 +16,7 @@ Paper: sec. 4 (exit rules), Algorithm 1 (accel).
 """
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -24,9 +25,9 @@ import decode
 import tasks
 from common.checkpoint import open_run
 from common.configurator import Count, Natural, configure
-from common.distributed import pick_device, use_one_thread
-from common.encoding import open_encoding, read_prompt
-from common.errors import check, run
+from common.device import pick_device, use_one_thread
+from common.encoding import open_encoding
+from common.errors import check, explain, run
 from common.terminal import colours_are_shown, paint, print_legend
 from data import examples_of
 from exits import choose
@@ -57,6 +58,15 @@ device = 'auto'
 # -------------------------------------------------------------------------------------------------
 
 SKIP = 0.2      # of starts after the first: a token's chance to skip a step (results/sudoku.md)
+
+def read_prompt(start):
+    """The knob `start` -> the text, from a file if it is FILE:PATH."""
+    if not start.startswith('FILE:'):
+        return start
+    path = start.removeprefix('FILE:')
+    with explain(f"cannot read '{path}'", 'a prompt is UTF-8 text', UnicodeDecodeError):
+        return Path(path).expanduser().read_text(encoding='utf-8-sig')
+
 
 # how to decode ------------------------------------------------------------------------------------
 

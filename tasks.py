@@ -15,7 +15,8 @@ depths), and `python train.py config/calc.py mine.py --dataset=NAME --out_dir=ou
     y               (rows, T) int64, the label of each token: the right answer, as a token;
                     NOT_ASKED where there is no label, but each problem has at least one
     depth           (rows, T) int64, the steps of the solution that goes from token to token, which
-                    a transformer may shorten; 0 for a token that needs only itself or has no label
+                    a transformer may shorten; 0 for a token that needs only itself or has no label.
+                    Tables of accuracy are by depth, and nothing else reads it
 """
 import functools
 import hashlib
@@ -63,7 +64,8 @@ class Task:
                                                 way; None where there is no label
         picture(x, y, guesses, steps) -> str    a problem as it is printed, all (T,); steps: the
                                                 loop steps of each token, to colour it, or None
-        valid(x, guesses) -> (B,) bool          which problems (B, T) the rules alone call solved
+        valid(x, guesses) -> (B,) bool          which guesses (B, T) are solutions, found without
+                                                the labels; for sample.py --num_starts
     """
     # the names of the fields on which the words depend: a model refuses problems with other values
     # of these. If a field is missing here, the model takes other words for its own
@@ -175,7 +177,7 @@ class Problems:
     def make(self, rng, rows, T):
         """Problems: x, y, depth (rows, T)."""
         arrays = self.task(rng, rows, T)
-        shape = self.shape_of(arrays, 3)
+        shape = self.check_arrays(arrays, 3)
         check(shape == (rows, T), f'the task {self.name} must make {rows} problems of {T} tokens, '
               f'and not {shape[0]} of {shape[1]}')
         _, y, depth = arrays
@@ -183,13 +185,14 @@ class Problems:
               'have depths of at least 0, and of 0 where there is no label')
         return arrays
 
-    def shape_of(self, arrays, n):
-        """The shape (rows, T) of n arrays that the task has made. ValueError for wrong ones."""
+    def check_arrays(self, arrays, n):
+        """ValueError unless the task has made n arrays as it must -> their shape (rows, T)."""
         check(isinstance(arrays, tuple) and len(arrays) == n, f'the task {self.name} must return a '
               f'tuple of {n} arrays')
         x, y = arrays[:2]
         shape = np.shape(x)
-        fits = [np.shape(array) == shape and array.dtype == np.int64 for array in arrays]
+        fits = [np.shape(array) == shape and getattr(array, 'dtype', None) == np.int64
+                for array in arrays]
         check(len(shape) == 2 and x.size and all(fits), f'the task {self.name} must make arrays of '
               'int64 and of one shape, (rows, T)')
         tokens = np.concatenate((x.flatten(), y[y != NOT_ASKED]))
@@ -229,7 +232,7 @@ class Problems:
     def batch(self, rng, rows, T, mine=slice(None)):
         """The slice `mine` of a batch of `rows` problems: x, y (B, T). See Task.batch."""
         arrays = self.task.batch(rng, rows, T)
-        n, length = self.shape_of(arrays, 2)
+        n, length = self.check_arrays(arrays, 2)
         check(n % rows == 0 and length <= T, f'a batch of {self.name} must have a multiple of '
               f'{rows} problems, of {T} tokens at most, and not {n} of {length}')
         x, y = (array.reshape(rows, -1, array.shape[1])[mine] for array in arrays)

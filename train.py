@@ -192,7 +192,7 @@ class Run:
 
 
 def main():
-    settings.take_attributes()
+    settings.set_from_module()
     checkpoint = take_earlier_knobs()
     # before the data: the file of the class may define their task, as zoo/maze.py does
     cls = class_of(model_class, named='model_class' in settings.given)
@@ -235,15 +235,15 @@ def take_earlier_knobs():
     else:
         if resume:
             say(f'no run in {out_dir}: a new one, on {dataset}')
-            settings.take(dict(resume=False))
+            settings.set_knobs(dict(resume=False))
         check_free(out_dir, overwrite)
         if not init_from:
             return {}
         checkpoint = read_checkpoint(init_from)
         earlier = checkpoint['model_args']
     earlier = earlier | dict(model_class=checkpoint['model_class'])
-    of_this_run = {'out_dir', 'resume', 'overwrite', 'init_from', 'eval_only'}
-    settings.take_earlier(earlier, but=of_user | of_this_run)
+    of_this_run = {'out_dir', 'resume', 'overwrite', 'eval_only'}
+    settings.set_from_run(earlier, but=of_user | of_this_run)
     return checkpoint
 
 
@@ -260,8 +260,8 @@ def take_fields(config, is_new):
     for field in fields(config):
         # a field that is only inherited is the same object
         if field.name in free and inherited.get(field.name) is not field:
-            has_value = field.default is not MISSING
-            settings.take({field.name: field.default if has_value else field.default_factory()})
+            value = field.default
+            settings.set_knobs({field.name: field.default_factory() if value is MISSING else value})
 
 
 def train(run, checkpoint):
@@ -286,24 +286,28 @@ def train(run, checkpoint):
             if run.done:
                 save(run, 'ckpt.pt')
             raise
-        # what the next command has to name: the user's own files, also that of the class
-        files = settings.own_files
-        of_class = f"{model_class.partition(':')[0].replace('.', '/')}.py"
-        if not of_class.startswith(('model.', 'zoo/')) and of_class not in files:
-            files = [*files, of_class]
-        files = shlex.join([*files, f'--out_dir={out_dir}'])
         if was_stopped:
             say(f'stopped at iteration {run.done} and saved; to go on: python train.py --resume '
-                f'{files}')
+                f'{next_arguments()}')
             return True
         # all weights are saved, so Ctrl-C may stop the last table
         evaluation.save_scores(scores_of(run), out_dir)
-        say(f'{out_dir}: ckpt.pt, log.csv, loss.png, eval.csv; next: python sample.py {files}')
+        say(f'{out_dir}: ckpt.pt, log.csv, loss.png, eval.csv; next: python sample.py '
+            f'{next_arguments()}')
         loss, it = run.best
         if it < run.done:
-            say(f'{out_dir}/ckpt_best.pt has the lowest held-out loss, {loss:.4f} at iteration '
-                f'{it}')
+            say(f'{out_dir}/ckpt_best.pt has the lowest held-out loss of all eval_loops, '
+                f'{loss:.4f} at iteration {it}')
     return False
+
+
+def next_arguments():
+    """What the next command has to name: the user's own files, also that of the class."""
+    files = list(settings.own_files)
+    of_class = f"{model_class.partition(':')[0].replace('.', '/')}.py"
+    if not of_class.startswith(('model.', 'zoo/')) and of_class not in files:
+        files.append(of_class)
+    return shlex.join([*files, f'--out_dir={out_dir}'])
 
 
 def restore(run, checkpoint):
@@ -317,12 +321,9 @@ def restore(run, checkpoint):
         opt.load_state_dict(opt.state_dict() | dict(state=checkpoint['optimizers'][name]))
     run.done = checkpoint['iter_num']
     names = 'dataset', 'block_size', 'eval_loops', 'eval_windows'
-    if all(checkpoint['config'].get(name) == settings.knobs()[name] for name in names):
-        run.best = checkpoint['best']
-    elif distributed.RANK == 0 and os.path.exists(f'{out_dir}/ckpt_best.pt'):
-        kept = f"{out_dir}/ckpt_{checkpoint['best'][1]:06d}.pt"
-        os.replace(f'{out_dir}/ckpt_best.pt', kept)
-        say(f'the best weights of the evaluation before are {kept} now')
+    run.best = checkpoint['best']
+    if any(checkpoint['config'].get(name) != settings.knobs()[name] for name in names):
+        run.best = math.inf, run.best[1]        # found by another evaluation
     check(run.done <= max_iters, f'the run has {run.done} iterations already: give more with '
           '--max_iters')
     say(f'continues at iteration {run.done}: the learning rate is {lr_at(run.done):.1e} now, and '
@@ -362,7 +363,7 @@ def iterate(run, stop_signals):
         if it % eval_interval == 0 or it == max_iters:
             if it:
                 save(run, 'ckpt.pt')    # first, so that a kill does not cost what was learned
-            evaluate(run, it, log)
+            evaluate_and_keep(run, log)
         if it == max_iters:
             save(run, 'ckpt.pt')        # again, with the best
             break
@@ -395,7 +396,7 @@ def iterate(run, stop_signals):
                              grad_norm=f'{norm:.4f}', loops=loops, dt_ms=f'{1e3 * dt:.1f}',
                              tokens_per_s=f'{speed:.0f}'))
             say(f'iter {it}: loss {loss:.3f}, loops {loops or "none"}, {1e3 * dt:.0f} ms, '
-                f'{speed / 1e3:.1f}k tok/s, {(max_iters - it - 1) * dt:.0f} s left')
+                f'{speed / 1e3:.1f}k tok/s, {(max_iters - it - 1) * dt:.0f} s of steps left')
             steps.clear()
         if stops:
             save(run, 'ckpt.pt')
@@ -406,19 +407,24 @@ def iterate(run, stop_signals):
 
 # log and evaluation -------------------------------------------------------------------------------
 
-def evaluate(run, it, log=None):
-    """Evaluate the weights of iteration `it`, keep them if they are the best, and log them."""
+def evaluate_and_keep(run, log):
+    """Evaluate the weights so far, keep the best at any of eval_loops, and add a row to the log."""
     scores = scores_of(run, eval_windows)
     lowest = min(score.loss for score in scores.values())
     if lowest < run.best[0]:
-        run.best = (lowest, it)
+        path = f'{out_dir}/ckpt_best.pt'
+        if log and math.isinf(run.best[0]) and run.best[1] != run.done and os.path.exists(path):
+            kept = f'{out_dir}/ckpt_{run.best[1]:06d}.pt'
+            os.replace(path, kept)
+            say(f'the best weights of the evaluation before are {kept} now')
+        run.best = (lowest, run.done)
         save(run, 'ckpt_best.pt')
     if log:
         from common import plots  # here, since matplotlib takes a second to import
         losses = {f'val_loss_{n}': f'{score.loss:.5f}' for n, score in scores.items()}
         # of a text the log has no such columns
         shares = {f'val_acc_{n}': f'{score.accuracy:.5f}' for n, score in scores.items()}
-        log.add(dict(iter=it) | losses | shares)
+        log.add(dict(iter=run.done) | losses | shares)
         plots.losses(log.rows, run.counts, f'{out_dir}/loss.png')
 
 

@@ -2,7 +2,7 @@
 The folder of a run: its checkpoints, and whether it is free.
 
     out_dir/ckpt.pt         the last one        out_dir/ckpt_ITER.pt    weights kept
-    out_dir/ckpt_best.pt    the weights with the lowest held-out loss
+    out_dir/ckpt_best.pt    the weights with the lowest held-out loss of all eval_loops
 
 A checkpoint is a dict of tensors and plain values, written whole or not at all.
 

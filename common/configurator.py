@@ -1,5 +1,6 @@
 """
-A command line -> a script's knobs: config files and --key=value override its globals.
+A command line -> a script's knobs: config files and --key=value override its globals. And `build`:
+a text such as calc:p=7 -> an object of a class in a table, by the same conversion of values.
 
 A script writes its knobs as plain globals, most with a comment beside them, calls
 configure(globals()) behind them, and ends with run(main), which is in errors.py.
@@ -75,7 +76,7 @@ class Settings:
         self.script = script
         self.keep_unknown = keep_unknown
         self.last_set = {}
-        self.take(knobs_of(script))
+        self.set_knobs(knobs_of(script))
         self.annotations = {key: type(value) for key, value in self.knobs().items()}
         # from Python 3.14 on a module's globals do not hold its annotations
         self.annotations |= (script.get('__annotations__')
@@ -125,12 +126,12 @@ class Settings:
         check(text, f'--{key} is empty: leave it out (is a variable of your shell unset?)')
         if text.startswith('~') and key.endswith(PATHS):
             text = os.path.expanduser(text)
-        self.give(key, text, FLAG)
+        self.set_by(key, text, FLAG)
 
-    def give(self, key, value, by):
+    def set_by(self, key, value, by):
         """Set a knob, or keep the value of an unknown one."""
         if key in self.last_set:
-            self.take({key: convert(key, value, self.annotations[key])})
+            self.set_knobs({key: convert(key, value, self.annotations[key])})
         else:
             self.unknown[key] = value
         self.given[key] = by
@@ -156,7 +157,7 @@ class Settings:
                     if key in assigned or repr(names.get(key)) != text]
         unknown = knobs_of(names).keys() - self.last_set if self.keep_unknown else ()
         for key in (*set_here, *unknown):
-            self.give(key, names.get(key), path)
+            self.set_by(key, names.get(key), path)
         # with a def, a class or an import it is more than settings
         has_code = any(symbol.is_namespace() or symbol.is_imported() for symbol in symbols)
         if has_code:
@@ -176,27 +177,27 @@ class Settings:
                   'all; damping and some others are no knobs of a training; a field of another '
                   'class needs --model_class; a constant of your own is written in capitals)')
             self.annotations[key] = annotations[key]
-            self.take({key: convert(key, value, annotations[key])})
+            self.set_knobs({key: convert(key, value, annotations[key])})
         self.unknown = {}
 
-    def take(self, values):
+    def set_knobs(self, values):
         """Set knobs {name: value}; by whom is not noted."""
         self.script.update(values)
         self.last_set.update({key: repr(value) for key, value in values.items()})
 
-    def take_earlier(self, values, but):
+    def set_from_run(self, values, but):
         """Set knobs that an earlier run had, {name: value}, if they are known and not in `but`."""
         known = self.knobs().keys() | self.unknown.keys()
         for name in (values.keys() & known) - but:
-            self.take({name: values[name]})
+            self.set_knobs({name: values[name]})
             self.unknown.pop(name, None)
             self.given.pop(name, None)      # the user has not given it
 
-    def take_attributes(self):
+    def set_from_module(self):
         """Knobs that a notebook has set as attributes of the module count as flags."""
         for key, value in (knobs_of(self.script) | self.knobs()).items():
             if repr(value) != self.last_set.get(key):
-                self.give(key, value, FLAG)
+                self.set_by(key, value, FLAG)
 
     def show_help(self):
         """Print the script's docstring, then every knob with its value and its comment."""

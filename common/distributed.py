@@ -1,5 +1,5 @@
 """
-The device, the processes of a training run, and the signals that stop it.
+The processes of a training run, and the signals that stop it.
 
 torchrun starts several processes. All draw the same random numbers, and each takes its own rows of
 the batch, so their number changes rounding alone. There is one exception: where rows have different
@@ -8,36 +8,15 @@ numbers of labels, each process's mean counts the same.
 import os
 import signal
 import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
-import torch
 import torch.distributed as dist
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from common.errors import explain
+from common.device import pick_device
 
 WORLD = int(os.environ.get('WORLD_SIZE', 1))                        # how many processes
 RANK = int(os.environ.get('RANK', 0)) if WORLD > 1 else 0           # the number of this one
-
-
-def pick_device(device='auto', dtype='auto'):
-    """The knobs device and dtype -> device, context in which matrix products have that dtype."""
-    if device == 'auto':
-        best = torch.accelerator.current_accelerator(check_available=True)
-        device = best.type if best else 'cpu'
-    with explain(f"device '{device}' is not available here", 'choose auto, cuda, mps or cpu'):
-        torch.empty(1, device=device)
-    kind = device.split(':')[0]         # cuda:1 -> cuda
-    if dtype == 'bfloat16' or dtype == 'auto' and kind == 'cuda':
-        return device, torch.autocast(kind, torch.bfloat16)
-    return device, nullcontext()
-
-
-def use_one_thread(model):
-    """Decode with one thread of a CPU from now on, unless OMP_NUM_THREADS is set."""
-    # a second thread brings a narrow model nothing, and on busy cores the two wait for each other
-    if model.config.n_embd < 768 and 'OMP_NUM_THREADS' not in os.environ:
-        torch.set_num_threads(1)
 
 
 @contextmanager

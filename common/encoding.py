@@ -126,12 +126,3 @@ def train_bpe(texts, vocab_size):
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(texts, vocab_size, special_tokens=[EOT], show_progress=False)
     return TokenizerJson(tokenizer.to_str(pretty=True))
-
-
-def read_prompt(start):
-    """The knob `start` -> the text, from a file if it is FILE:PATH."""
-    if not start.startswith('FILE:'):
-        return start
-    path = start.removeprefix('FILE:')
-    with explain(f"cannot read '{path}'", 'a prompt is UTF-8 text', UnicodeDecodeError):
-        return Path(path).expanduser().read_text(encoding='utf-8-sig')

@@ -50,7 +50,8 @@ const ANSWERS = {
     if (pass.labels.some(({right}) => right.length))
       return n_right < open.length ? `${words}, ${n_right} right` : `solved, all ${n_right} right`;
     if (n_wrong) return `${words}, ${count(n_wrong, 'digit')} against the rules (red)`;
-    return n_decided < open.length ? words : `${words}, a solution: it keeps all rules`;
+    if (n_decided === open.length) return `${words}, a solution: it keeps all rules`;
+    return at_end() ? `${words}: of several solutions it has not chosen one` : words;
   },
 };
 let board = null;
@@ -191,8 +192,9 @@ function take(new_text) {
     return false;
   }
   if (!pass || text !== new_text) chosen = Math.max(0, board.clues.indexOf(0));
-  const is_own = text && !Object.values(R.problems).flat().includes(text);
-  if (is_own && text !== new_text) earlier.push(text);
+  if (pass && text !== new_text) earlier.push(text);
+  const sets = Object.keys(R.problems).filter(name => name.startsWith(`${board.n} x`));
+  if (sets.length && !sets.includes(get('set'))) set('set', sets[0]);
   text = new_text;
   if (pass) canvas.scrollIntoView({block: 'nearest'});
   show_board();
@@ -215,22 +217,33 @@ function show_board() {
 
 // Take all clues away. The board waits until the reader plays it.
 function clear_all() {
-  earlier.push(text);
-  text = '';            // it is not kept once more
   take('.'.repeat(board.clues.length));
   stop();
 }
+
+// Bring back the board before the last change, and go on, unless it waits.
 function undo() {
   if (!earlier.length) return;
-  text = '';
-  take(earlier.pop());
-  present();
+  const was = earlier.pop();
+  if (read_board(was).n === board.n) return put_board(was);
+  text = was;           // the board that goes is not kept
+  take(was);
+  stop();
+}
+
+// Another board of this size: go on from the states that are there.
+function put_board(new_text) {
+  text = new_text;
+  board = read_board(text);
+  show_board();
+  go_on(...look_up(board));
 }
 
 // Give the chosen cell a clue, or open it (0), and go on from the states that are there.
 function set_clue(digit) {
   const clues = board.clues.with(chosen, digit);
-  if (digit === board.clues[chosen]) return put($('notice'), standing);
+  if (digit === board.clues[chosen])
+    return put($('notice'), digit ? standing : 'This cell has no clue.');
   try {
     check_rules({...board, clues});
   } catch ({message}) {
@@ -238,10 +251,7 @@ function set_clue(digit) {
     return put($('notice'), message);
   }
   earlier.push(text);
-  board = {...board, clues};
-  text = text_of(board);
-  show_board();
-  go_on(...look_up(board));
+  put_board(text_of({clues}));
 }
 
 // the picture -------------------------------------------------------------------------------------
@@ -355,6 +365,7 @@ canvas.onkeydown = event => {
 canvas.tabIndex = 0;
 canvas.setAttribute('role', 'application');
 canvas.setAttribute('aria-label', 'a board; arrows choose a cell, digits change it, space plays');
+$('text').onfocus = () => $('text').select();
 $('text').oninput = async () => {
   const typed = $('text').value;
   await pause(400);                     // a board is read when the typing pauses

@@ -1,5 +1,5 @@
 """
-The programs as they are called: four files of the root by themselves, those of config/, the links
+The programs as they are called: three files of the root by themselves, those of config/, the links
 of the pages. And which file may import which.
 """
 import ast
@@ -16,7 +16,6 @@ from conftest import ROOT, finished
 from matplotlib.figure import Figure
 
 ALONE = {           # a file at the root, and what it must have printed, as a regular expression
-    'model.py': r'effective depth 56(.*\n)*.* 2,480.6 MFLOPs per token, forward and backward',
     'decode.py': r'pass 24 ',
     'tasks.py': 'the oracle disagrees with 0',
     'sample.py --max_new_tokens=6': 'tokens/s',

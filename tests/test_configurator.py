@@ -131,14 +131,14 @@ def test_attributes_of_a_notebook_are_like_flags(script):
     settings = names['settings']
     names.update(rate=np.float64(0.5), layers=[np.int64(2), (np.arange(2),)], count=4, heads=2)
     names['groups'].append([3])
-    settings.take_attributes()
+    settings.set_from_module()
     assert (type(names['rate']), names['layers']) == (float, [2, ([0, 1],)])
     assert type(names['layers'][0]) is int
     assert settings.flags == settings.given.keys() == {'rate', 'layers', 'count', 'groups', 'heads'}
     assert settings.unknown == dict(heads=2)        # maybe a field of the model's class
     names['count'] = 2.5
     with pytest.raises(ValueError, match='count'):
-        settings.take_attributes()
+        settings.set_from_module()
 
 
 def test_a_file_of_ones_own_is_a_module(script, capsys):

@@ -21,7 +21,6 @@ REFUSED = [
     ('train.py', '--eval_loops=[0]', 'eval_loops'),
     ('train.py', '--model_class=zoo.ouro:Oro', 'MODULE:CLASS'),
     ('train.py', '--model_class=zoo.ouro:Ouro --groups=all --mlp_witdh=8', 'mlp_width'),
-    ('model.py', '--groups=[[1],[1]]', 'groups'),
     # data
     ('train.py', '--dataset=boook', "'book'"),
     ('train.py', '--dataset=calc:p=1', 'at least 2'),

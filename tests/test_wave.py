@@ -41,7 +41,7 @@ def by_hand(model, prompt, new, width, steps, rule, n_loop, seed):
     what happens in each pass.
     """
     counts = model.loop_counts(n_loop)
-    most, end = max(-(-n // steps) for n in counts), len(prompt) + new
+    most, end = min(counts) // steps, len(prompt) + new
     groups, cache = range(len(counts)), make_cache(model, counts, 'latest')
 
     def draw(logits, position):
