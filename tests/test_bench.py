@@ -156,9 +156,13 @@ def test_a_task(sums_run, monkeypatch):
     assert 'leave out --compile' in refused(*flags, '--compile', script='bench.py')
 
 
-def test_what_rests(sums_run):
-    """A problem rests if its loops end before the budget; with a tau of 0 none does."""
+def test_what_rests(sums_run, monkeypatch):
+    """A problem rests if its loops end before the budget; with a tau of 0 none does. And times."""
     model = GPT.load(sums_run / 'out')
+    seconds = iter(range(9))
+    monkeypatch.setattr(bench, 'now', lambda: next(seconds))
+    assert bench.time_to_read(model, bench.Method(3), torch.zeros(1, 8).long()) == 1000 / 8
+    assert bench.time_to_write(model, bench.Method(3), torch.zeros(1, 2).long(), 6)[0] == 1000 / 5
     problems = data.open_data('calc:p=2,reset=0.1')
     idx, targets = problems.held_out(np.arange(20), 12)
     for name, tau, budget in ('norm', 1.0, 8), ('accel', 1.0, 9), ('norm', 0.0, 8):

@@ -117,7 +117,6 @@ def test_a_run_from_end_to_end(whole):
     assert (last['iter_num'], last['tokenizer'], last['config']['batch_size']) == (12, 'bytes', 4)
     assert load_checkpoint(whole / 'ckpt_000003.pt')[1]['iter_num'] == 3
 
-    # `iter 8: loss 2.912, loops 5/8, 98 ms, 7.8k tok/s, 41 s left`
     rows = log_of(whole)
     iterations = [row for row in rows if row['loss']]
     assert [row['iter'] for row in iterations] == ['0', '4', '8', '11']
@@ -128,7 +127,6 @@ def test_a_run_from_end_to_end(whole):
     assert [row['iter'] for row in evaluations] == ['0', '5', '10', '12']
     assert all(row['val_loss_3'] for row in evaluations)
 
-    # the table at the end is over all windows
     model, x, y = load_checkpoint(whole / 'ckpt.pt')[0], *data.open_data('book').held_out(
         range(n_windows), 16)
     for row in read_csv(whole / 'eval.csv'):
