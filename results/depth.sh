@@ -99,6 +99,14 @@ norm0.03 --rule=norm_rel --tau=0.03
 8192 --tau=1 --length=8192 --dataset=calc:reset=0.0005 --seeds=[1337]
 norm1 --rule=norm --tau=1
 END
+    [ $name = calc ] && while read flags; do
+        long other-${flags//[^a-z0-9]/}-calc --out_dir=$run $flags --length=8192 \
+            --dataset=calc:reset=0.0005 --seeds=[$(seq -s, 11 50)]
+    done <<'END'
+--rule=accel --tau=1
+--rule=norm --tau=1
+--rule=norm --tau=0.3
+END
     # which rule with sleep
     for flags in accel:1 accel:3 norm:1 norm:3 norm_rel:0.1 norm_rel:0.3; do
         long asleep-$flags-$name --out_dir=$run --rule=${flags%:*} --tau=${flags#*:} \

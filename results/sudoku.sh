@@ -30,7 +30,11 @@ DEEP="--starts=1 --loops=[512,1024]"
 boards deep sudoku-1337 "--kinds=['16']" '--n_boards=[64]' $DEEP
 if [ -n "${LISTS:-}" ]; then
     boards deep17 sudoku-1337 --file="$LISTS/puzzles2_17_clue" --most=1000 $DEEP
-    boards hardest sudoku-1337 --file="$LISTS/puzzles5_forum_hardest_1905_11+" --most=100
+    HARDEST="$LISTS/puzzles5_forum_hardest_1905_11+"
+    boards hardest sudoku-1337 --file="$HARDEST" --most=100
+    boards rest17 sudoku-1337 --file="$LISTS/puzzles2_17_clue" --most=1000 "--ways=['rest']"
+    boards rest95 sudoku-1337 --file="$LISTS/top95.txt" "--ways=['rest']"
+    boards resthardest sudoku-1337 --file="$HARDEST" --most=1000 "--ways=['rest']"
 fi
 boards ways sudoku-1337 "--kinds=['minimal']" '--n_boards=[30]' \
     "--ways=['fixed','valid','rest','sleep']"
@@ -38,5 +42,5 @@ boards rest sudoku-1337 "--kinds=['minimal','singles']" '--n_boards=[1000,1000]'
 
 set +f
 collect sudoku "$OUT"/{nine,sixteen,small,deep,deep17,seventeen,norvig,hardest}-sudoku-*/sudoku.csv
-collect sudoku_ways "$OUT"/{ways,rest}-sudoku-*/sudoku.csv
+collect sudoku_ways "$OUT"/{ways,rest,rest17,rest95,resthardest}-sudoku-*/sudoku.csv
 [ -n "${LIST:-}" ] || python -m results.gif sudoku
