@@ -208,7 +208,7 @@ def loop(f, x, k_max, rule, logits_at=None, readers=None, record=None):
         at = numbers_of(awake, x)
         x1 = f(x, k, at)                            # (N, C)
         value, memos = signal_at(rule, x1, memos, at, x, logits_at)
-        value = value.numpy(force=True)             # waits for the device
+        value = value.numpy(force=True)
         evals += awake
         rule.check_value(value, x1, evals[awake])
         streak[awake] = (streak[awake] + 1) * (value < rule.tau)
