@@ -91,7 +91,6 @@ MEASURED = (
 # columns of the table in the terminal, and how they are printed
 SHOWN = dict(name='', ce_minus_full='+.4f', accuracy='.4f', solved='.3f', mean_evals='.2f',
              identical='.3f', blocks='.2f', ms_per_token='.2f')
-# and of the tables of --calibrate
 COSTS = dict(tau='g', solved='d', at_most='+.4f', cost='.4g', steps='.2f')
 
 

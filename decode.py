@@ -303,28 +303,28 @@ class Wave(Decoder):
     Up to `width` tokens go through the model side by side, pass by pass: all layers and the head,
     with `steps` loop steps in each group. Each token goes on from its own last states, and what it
     predicts is the input of the next one. The keys and values of the wave are overwritten in each
-    pass. Passes 12 to 17 of `python decode.py`, with tau = 0.01 (positions across; what a token
+    pass. Passes 11 to 16 of `python decode.py`, with tau = 0.01 (positions across; what a token
     predicts, _ for a space, and the passes since its input last changed):
 
         column    1   2   3   4   5   6   7   8   9   10  11
-        pass 12  [t5] e4  _3  o2  o1  _1
-        pass 13      [e5] _4  o3  f1  d2  t1
-        pass 14          [_5] o4  f2  _1  e1  h1
-        pass 15              [o5] f3  _2  t1  x1  a1
-        pass 16                   f4  _3  t2  h1  p1  m1
-        pass 17                  [f5] _4  t3  h2  e1  e1  _1
+        pass 11  [a5] t4  e3  _2  t1  o1
+        pass 12      [t5] e4  _3  o2  o1  _1
+        pass 13          [e5] _4  o3  f1  d2  t1
+        pass 14              [_5] o4  f2  _1  e1  h1
+        pass 15                  [o5] f3  _2  t1  x1  a1
+        pass 16                       f4  _3  t2  h1  p1  m1
 
     A token in brackets leaves the wave, since two things hold: its input is certain (all before it
     have left or leave, and it reads what the last of them predicts), and by the plan's rule it is
     still in every group. (The first token also leaves, still or not, if one more pass with its
     input would exceed a loop budget of the plan.) In each pass a token joins at the end, while
-    there is room. In pass 12 column 4 turns to o, so in pass 13 column 5 has a new input: it keeps
-    its states, counts from 1 again, and turns from o to f, so in pass 14 column 6 counts anew, too.
-    In pass 16 nobody leaves, since f is not still yet.
+    there is room. In pass 12 column 5 turns from t to o, so in pass 13 column 6 has a new input:
+    it keeps its states, counts from 1 again, and turns from o to f, so in pass 14 column 7 counts
+    anew, too. In pass 16 nobody leaves, since f is not still yet.
 
     The rule is applied to the change of a token's states from one pass to the next; the token keeps
-    its last states, whatever rule.keep says. Its loop steps are all those since it joined. The
-    first token of a context window has none of these: the pass that reads the window gives it.
+    its last states, whatever rule.keep says. Its loop steps are all those since it joined; those of
+    the first token after a context window was read are of that pass.
 
     trace: None, or a list, to which each pass appends dict(place=of the first token, inputs,
     tokens, age, leave=how many tokens leave).
@@ -347,10 +347,10 @@ class Wave(Decoder):
                              'every step, and a rule that reads the states of a token alone')
 
     def in_words(self, plan):
-        return f'a wave of {self.width}; with one input its first token takes '
+        return f'a wave of {self.width}; its front waits for a token '
 
     def widths(self, plan):
-        return {self.width}         # its passes have no rule: it applies the plan's itself
+        return {self.width}         # of full waves; its passes have no rule, see run_pass
 
     def begin(self, results):
         self.columns = []
@@ -370,6 +370,7 @@ class Wave(Decoder):
         """All columns through the model: their next states, what they say, and their streaks."""
         inputs = torch.tensor([[column.token for column in self.columns]], device=text.idx.device)
         before = torch.stack([column.states for column in self.columns], dim=1)     # (G, w, C)
+        # without a rule, which is applied below
         warm_plan = replace(plan, counts=[self.steps] * len(model.groups), rule=None,
                             warm=list(before[:, None]))         # warm: (1, w, C) for each group
         logits, results = one_pass(model, inputs, text.position, warm_plan)

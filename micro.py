@@ -112,7 +112,7 @@ def loop(f, x, k_max, tau, readers=None):
         delta_prev, delta = delta, x1 - x                                       # Eq. 1
         if delta_prev is not None:
             small = (delta - delta_prev).norm(dim=-1) < tau                     # Eq. 5
-            # a sleeper keeps its streak: with 0 it would count as moved, and wake its readers
+            # a sleeper keeps its streak: its step of length 0, after a long one, would end it
             streak = torch.where(awake, (streak + 1) * small, streak)
         moved = streak < 2
         next_awake = moved if readers is None else moved | readers(moved)

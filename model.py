@@ -502,8 +502,6 @@ def compile_layers(model):
         setattr(layer, name, torch.compile(getattr(layer, name)))
 
 
-# what a shape costs -------------------------------------------------------------------------------
-
 def effective_depth(config):
     """l = single layers + r * looped layers: 8 + 12 * 4 = 56 for the paper's model."""
     looped = sum(map(len, config.groups))

@@ -219,7 +219,7 @@ def take_earlier_knobs():
     The checkpoint that the run starts from, {} = none. Knobs that the run takes from it:
 
         --resume        all, but flags win (a config file is what the run began with)
-        --eval_only     all, but flags and config files win
+        --eval_only     all, but flags and config files win; all windows but for a flag
         --init_from     those of its model, but flags and config files win
     """
     of_user = set(settings.given)
@@ -231,11 +231,13 @@ def take_earlier_knobs():
         check('optimizers' in checkpoint, f'{out_dir}/ckpt.pt holds weights alone: start from it '
               'with --init_from, in another --out_dir')
         earlier = checkpoint['config'] | checkpoint['model_args']
-        of_user = settings.flags
+        of_user = settings.flags.keys()
+        settings.set_knobs({name: value for name, value in settings.flags.items()
+                            if name not in settings.unknown})       # also before a config file
     else:
         if resume:
             say(f'no run in {out_dir}: a new one, on {dataset}')
-            settings.set_knobs(dict(resume=False))
+            settings.set_knobs(dict(resume=False))      # make_model and train ask it
         check_free(out_dir, overwrite)
         if not init_from:
             return {}
@@ -275,7 +277,7 @@ def train(run, checkpoint):
         if resume:
             restore(run, checkpoint)
         checkpoint.clear()              # frees some GB if the model is large
-        if is_first and overwrite and not run.done:
+        if is_first and not run.done:       # what a run that has saved nothing left, too
             start_over(out_dir)
         if is_first and run.examples.tokenizer_json:    # sample.py needs it there
             run.examples.tokenizer_json.save(out_dir)
@@ -320,14 +322,19 @@ def restore(run, checkpoint):
         # the state alone, since weight_decay may be another
         opt.load_state_dict(opt.state_dict() | dict(state=checkpoint['optimizers'][name]))
     run.done = checkpoint['iter_num']
-    names = 'dataset', 'block_size', 'eval_loops', 'eval_windows'
-    run.best = checkpoint['best']
-    if any(checkpoint['config'].get(name) != settings.knobs()[name] for name in names):
-        run.best = math.inf, run.best[1]        # found by another evaluation
     check(run.done <= max_iters, f'the run has {run.done} iterations already: give more with '
           '--max_iters')
     say(f'continues at iteration {run.done}: the learning rate is {lr_at(run.done):.1e} now, and '
         f'{lr_at(max_iters):.1e} at iteration {max_iters}')
+    run.best = checkpoint['best']
+    names = 'dataset', 'block_size', 'eval_loops', 'eval_windows'
+    if any(checkpoint['config'].get(name) != settings.knobs()[name] for name in names):
+        kept = f'{out_dir}/ckpt_{run.best[1]:06d}.pt'
+        run.best = math.inf, 0
+        if distributed.RANK == 0 and os.path.exists(f'{out_dir}/ckpt_best.pt'):
+            os.replace(f'{out_dir}/ckpt_best.pt', kept)
+            say(f'the best weights of the evaluation before are {kept} now')
+        save(run, 'ckpt.pt')
 
 
 def save(run, name):
@@ -412,11 +419,6 @@ def evaluate_and_keep(run, log):
     scores = scores_of(run, eval_windows)
     lowest = min(score.loss for score in scores.values())
     if lowest < run.best[0]:
-        path = f'{out_dir}/ckpt_best.pt'
-        if log and math.isinf(run.best[0]) and run.best[1] != run.done and os.path.exists(path):
-            kept = f'{out_dir}/ckpt_{run.best[1]:06d}.pt'
-            os.replace(path, kept)
-            say(f'the best weights of the evaluation before are {kept} now')
         run.best = (lowest, run.done)
         save(run, 'ckpt_best.pt')
     if log:

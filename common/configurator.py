@@ -62,12 +62,13 @@ def configure(script, positional=None, keep_unknown=False):
 
 class Settings:
     """
-    Who has set the knobs of a script. Their values are its globals.
+    Who has set the knobs of a script. Their values are its globals. From `add` on: for train.py.
 
         last_set    {name: its value as a text} of all knobs, as they were last set here. A text
                     shows what is changed in place, and tells 1 from True
         annotations {name: the types of its values} of the same knobs
         given       {name: by whom}, FLAG or the path of a config file
+        flags       {name: value} of what flags have set, whatever a file behind them sets
         unknown     {name: value} of given names that no knob has; the value of a flag is its text
         own_files   the paths of config files that are more than settings
     """
@@ -82,13 +83,9 @@ class Settings:
         self.annotations |= (script.get('__annotations__')
                              or inspect.get_annotations(sys.modules[script['__name__']]))
         self.given = {}
+        self.flags = {}
         self.unknown = {}
         self.own_files = []
-
-    @property
-    def flags(self):
-        """The names of the knobs that flags have set."""
-        return {key for key, by in self.given.items() if by == FLAG}
 
     def knobs(self):
         """{name: value} of all knobs as they are now."""
@@ -135,24 +132,14 @@ class Settings:
         else:
             self.unknown[key] = value
         self.given[key] = by
+        if by == FLAG:
+            self.flags[key] = self.script.get(key, value)
 
     def read_file(self, path):
         """Run a config file as a module that has the knobs, and set those that it changes."""
-        folder, file = os.path.split(os.path.abspath(path))
-        sys.path.append(folder)             # for a module beside it
-        relative = os.path.relpath(path)    # sub/mine.py is sub.mine, as in --model_class
-        name = os.path.splitext(file if relative.startswith('..') else relative)[0]
-        module = ModuleType(name.replace(os.sep, '.'))
-        module.__file__ = os.path.join(folder, file)
-        sys.modules.setdefault(module.__name__, module)
-        names = vars(module)
-        names |= self.knobs()
-        with explain(f"config file '{path}' failed", 'TRACEBACK=1 in the environment shows where'):
-            source = Path(path).read_text(encoding='utf-8-sig')
-            exec(compile(source, path, 'exec'), names)
-            symbols = symtable.symtable(source, path, 'exec').get_symbols()
+        names, symbols = self.run_as_module(path)
         assigned = {symbol.get_name() for symbol in symbols if symbol.is_assigned()}
-        # a knob that is set to its default is given, too
+        # a knob that is set to its default is given, too, and one that is changed in place
         set_here = [key for key, text in self.last_set.items()
                     if key in assigned or repr(names.get(key)) != text]
         unknown = knobs_of(names).keys() - self.last_set if self.keep_unknown else ()
@@ -166,6 +153,22 @@ class Settings:
             print(f"{path} sets {', '.join(set_here)}: if you do not mean the knob, write a "
                   'constant of your own in capitals', file=sys.stderr)
 
+    def run_as_module(self, path):
+        """Run a file as a module with the knobs -> its names {name: value}, and its symbols."""
+        folder, file = os.path.split(os.path.abspath(path))
+        sys.path.append(folder)             # for a module beside it
+        relative = os.path.relpath(path)    # sub/mine.py is sub.mine, as in --model_class
+        name = os.path.splitext(file if relative.startswith('..') else relative)[0]
+        module = ModuleType(name.replace(os.sep, '.'))
+        module.__file__ = os.path.join(folder, file)
+        sys.modules.setdefault(module.__name__, module)
+        names = vars(module)
+        names |= self.knobs()
+        with explain(f"config file '{path}' failed", 'TRACEBACK=1 in the environment shows where'):
+            source = Path(path).read_text(encoding='utf-8-sig')
+            exec(compile(source, path, 'exec'), names)
+            return names, symtable.symtable(source, path, 'exec').get_symbols()
+
     def add(self, annotations):
         """
         Make knobs of those of these names {name: annotation} that the user has given: fields of the
@@ -173,9 +176,8 @@ class Settings:
         """
         for key, value in self.unknown.items():
             hint = did_you_mean(key, [*self.last_set, *annotations])
-            check(key in annotations, f'{self.given[key]}: unknown knob {key}{hint} (--help lists '
-                  'all; damping and some others are no knobs of a training; a field of another '
-                  'class needs --model_class; a constant of your own is written in capitals)')
+            check(key in annotations, f'{self.given[key]}: unknown knob {key}{hint} (a field of '
+                  'another class needs --model_class; constants of your own are in capitals)')
             self.annotations[key] = annotations[key]
             self.set_knobs({key: convert(key, value, annotations[key])})
         self.unknown = {}

@@ -174,8 +174,9 @@ function look_up(board) {
   const solutions = solutions_of(board);
   n_solutions = solutions?.length;
   const only = n_solutions === 1 && solutions[0];
-  standing = only ? 'violet: at work; white: asleep; red: wrong' : 'A search ' +
-    `${['finds no solution', , 'still finds several solutions'][n_solutions] ?? 'gives up'}.`;
+  const found = {0: 'finds no solution', 2: 'still finds several solutions'}[n_solutions];
+  standing = !only ? `A search ${found ?? 'gives up'}.`
+    : `violet works, white sleeps${get('noise') > 1 ? ' or skips' : ''}, red is wrong`;
   put($('notice'), standing);
   return [ids, clues.map((clue, cell) => ({right: only && !clue ? [only[cell] - 1] : []}))];
 }
@@ -217,6 +218,7 @@ function show_board() {
 
 // Take all clues away. The board waits until the reader plays it.
 function clear_all() {
+  set('noise', 1);
   take('.'.repeat(board.clues.length));
   stop();
 }
@@ -242,8 +244,7 @@ function put_board(new_text) {
 // Give the chosen cell a clue, or open it (0), and go on from the states that are there.
 function set_clue(digit) {
   const clues = board.clues.with(chosen, digit);
-  if (digit === board.clues[chosen])
-    return put($('notice'), digit ? standing : 'This cell has no clue.');
+  if (digit === board.clues[chosen]) return put($('notice'), standing);
   try {
     check_rules({...board, clues});
   } catch ({message}) {

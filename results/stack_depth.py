@@ -4,8 +4,7 @@ A task of one's own, for depth.md: how many brackets are open? Counted modulo p.
     python tasks.py results/stack_depth.py stack        problems with their answers
 
 `(` opens a bracket, `)` closes one, `x` does neither, and `|` begins a new expression, in which
-nothing is open. Without `|` a model without learned positions could not tell (, (( and ((( apart:
-to softmax attention equal tokens look alike, however many there are.
+nothing is open.
 """
 from dataclasses import dataclass
 

@@ -51,8 +51,8 @@ def test_each_token_on_the_colour_of_its_steps():
      'drafts of 4 tokens, loops 3, checked by 5-6 loops, cache exact'),
     ('--n_loop=1', '1 loop, cache exact'), ('--cache=2 --n_loop=3', '3 loops, cache 2'),
     ('--decoder=wave:width=3',
-     'a wave of 3; with one input its first token takes at most 30 loops, norm_rel with '
-     "tau = 0.003 (the decoder's own), cache latest"),
+     'a wave of 3; its front waits for a token at most 30 loops, norm_rel with tau = 0.003 '
+     "(the decoder's own), cache latest"),
     ('--exit=accel',
      'at most 30 loops, accel with tau = 0.01 (not measured for this model), cache exact'),
     ('--exit=norm --tau=0.5 --decoder=drafts:loops=2 --n_loop=9',

@@ -191,7 +191,6 @@ def test_what_a_class_adds_to_the_config_is_a_knob():
     for pos, *args in ['rotary', '--gates=2'], ['learned', 'gated.py', 'two.py', '--overwrite']:
         finished(*TINY, '--max_iters=1', *args, '--model_class=gated:Gated')
         assert read_checkpoint('out')['model']['gate.weight'].shape == (2, 16)
-        # its own default holds unless the user has given the knob
         assert read_checkpoint('out')['model_args']['pos'] == pos
     finished('gated.py', '--resume', '--max_iters=2')
     args = read_checkpoint('out')['model_args']
