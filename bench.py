@@ -15,12 +15,10 @@ of their own argument here: drafts:check=8 is sample.py's --decoder=drafts --n_l
 with a rule of its own, such as a wave, is tried with it and each of `rules`; others have none.
 
     quality     loss and accuracy on held-out windows, or on problems of a task; none of drafts and
-                waves. `identical`: of all methods, how often a text is that of the full budget
-    time        of a text, which is written greedily: ms for each new token after a prompt, with
-                windows that are read again when the block is full. On a task: ms for each token of
-                a problem. Small models use one thread of a CPU, unless OMP_NUM_THREADS is set
-
-figure_4.png shows the rules by their thresholds, if times are measured.
+                waves
+    time        of a text, one at a time, written greedily: ms for each new token after a prompt,
+                also for windows that are read again. On a task: ms for each token of a problem.
+                Small models use one thread of a CPU, unless OMP_NUM_THREADS is set. See figure_4.png
 
 Paper: sec. 4, App. D, Fig. 4.
 
@@ -84,11 +82,10 @@ MEASURED = (
     'rested',           # of rules: in which all tokens came to rest before the budget ended
     'both',             # solved, and rested
     'mean_evals',       # loop steps computed for a token, the mean over groups
-    'identical',        # the share of texts that are those of the full budget, 0 to 1
-    'blocks',           # layers computed in the groups, for a new token (see time)
+    'identical',        # the share of timed texts that are those of the full budget, 0 to 1
+    'blocks',           # layers computed in the groups for a new token, the mean over prompts
     'ms_per_token',     # the median over prompts
 )
-# columns of the table in the terminal, and how they are printed
 SHOWN = dict(name='', ce_minus_full='+.4f', accuracy='.4f', solved='.3f', mean_evals='.2f',
              identical='.3f', blocks='.2f', ms_per_token='.2f')
 COSTS = dict(tau='g', solved='d', at_most='+.4f', cost='.4g', steps='.2f')
@@ -302,8 +299,9 @@ def measure(model, methods, idx, targets, prompts, path, is_task, deepest=None):
               f"{row['mean_evals']:.2f} loop steps", flush=True)
 
     use_one_thread(model)               # for the times; quality may use all cores
-    if compile and len(prompts):
+    if compile:
         from compiled import compile_passes
+        print('compiling: on a CPU up to a minute for each kind of pass', flush=True)
         widths = [decoder_of(method.decoder).widths(method.plan(model)) for method in methods]
         compile_passes(model, set().union(*widths))
         for method in methods:          # the first calls compile
@@ -330,7 +328,7 @@ def measure(model, methods, idx, targets, prompts, path, is_task, deepest=None):
 def figure_4(rows, path):
     """Fig. 4: time, perplexity, loss of each rule against tau; a row of panels for each cache."""
     from common import plots  # here, since matplotlib takes a second to import
-    labels = dict(ms_per_token='ms per token', ppl='perplexity', ce='loss (nats per token)')
+    labels = dict(ms_per_token='ms per token', ppl='perplexity', ce='loss (nats per label)')
     rules = list(dict.fromkeys(row['rule'] for row in rows))
     kinds = list(dict.fromkeys((row['cache'], row['wake']) for row in rows))
     figure, grid = plots.panels(3, 4, 3, rows=len(kinds), sharex=True, sharey='col')
@@ -401,7 +399,7 @@ def thresholds_of(model, methods, idx, targets, is_task):
                                       cost=largest['cost'], wake=wakes, how=how)
         elif not is_task:
             rows[name, policy] = None
-            print(f'no threshold costs at most {most_nats:g} nats; --store removes an earlier one')
+            print(f'no threshold costs at most {most_nats:g} nats; --store removes the run\'s own')
     return rows
 
 
@@ -427,6 +425,8 @@ def main():
     is_task = examples.is_task
     check(not (compile and (is_task or calibrate or not n_prompts)), 'only texts that are timed '
           'are compiled: leave out --compile')
+    check(not is_task or 'decoder' not in settings.given, 'decoders write texts: leave out '
+          '--decoder')
     check(is_task or not calibrate or n_windows > 2, 'an interval needs n_windows of 3 or more')
     T = model.config.block_size
     methods = methods_of(model, examples.task if is_task else None)
@@ -464,9 +464,9 @@ def main():
         if of_rules:
             figure_4(of_rules, f'{results}/figure_4.png')
         rows.sort(key=lambda row: row['ms_per_token'])
-    print_rows(f'{results}/bench.csv:', rows, SHOWN)
+    print_rows(f'{results}/bench.csv, the fastest first:', rows, SHOWN)
 
 
 if __name__ == '__main__':
-    configure(globals())
+    settings = configure(globals())
     run(main)

@@ -7,8 +7,8 @@ Problems that need many loop steps, with the number of steps of each answer.
     python train.py config/calc.py          trains on problems, which are made batch by batch
 
 To add a task, write a dataclass that inherits Task and enter it in TASKS, here or in a mine.py of
-your own. `python tasks.py mine.py NAME` compares the oracle's answers with the labels (not the
-depths), and `python train.py config/calc.py mine.py --dataset=NAME --out_dir=out-NAME` trains.
+your own. `python tasks.py mine.py NAME` compares the labels with the oracle's answers, if it has
+one, and `python train.py config/calc.py mine.py --dataset=NAME --out_dir=out-NAME` trains.
 
     rng, rows, T    numpy's random generator, the number of problems, the tokens in each problem
     x               (rows, T) int64, the tokens
@@ -16,7 +16,7 @@ depths), and `python train.py config/calc.py mine.py --dataset=NAME --out_dir=ou
                     NOT_ASKED where there is no label, but each problem has at least one
     depth           (rows, T) int64, the steps of the solution that goes from token to token, which
                     a transformer may shorten; 0 for a token that needs only itself or has no label.
-                    Tables of accuracy are by depth, and nothing else reads it
+                    Training does not read it; tables are by depth, and sample.py names the deepest
 """
 import functools
 import hashlib
@@ -55,12 +55,12 @@ class Task:
     """
     What a task is. Its knobs are the fields of a dataclass, with defaults. It must have
 
-        task(rng, rows, T) -> x, y, depth       the problems, (rows, T) each
-        task.words() -> list of str             the text of each token
+        __call__(rng, rows, T) -> x, y, depth   the problems, (rows, T) each
+        words() -> list of str                  the text of each token
 
-    and it may override what stands below this text, and add these methods:
+    and it may override what stands below this text, and add these methods, on NumPy arrays:
 
-        oracle(words) -> list of str            the right answers to a problem, computed in another
+        oracle(words) -> list of str            the right answers to one problem, found in another
                                                 way; None where there is no label
         picture(x, y, guesses, steps) -> str    a problem as it is printed, all (T,); steps: the
                                                 loop steps of each token, to colour it, or None
@@ -193,7 +193,7 @@ class Problems:
         shape = np.shape(x)
         fits = [np.shape(array) == shape and getattr(array, 'dtype', None) == np.int64
                 for array in arrays]
-        check(len(shape) == 2 and x.size and all(fits), f'the task {self.name} must make arrays of '
+        check(len(shape) == 2 and all(fits) and x.size, f'the task {self.name} must make arrays of '
               'int64 and of one shape, (rows, T)')
         tokens = np.concatenate((x.flatten(), y[y != NOT_ASKED]))
         check(0 <= tokens.min() <= tokens.max() < self.vocab_size, f'the task {self.name} has '
