@@ -18,7 +18,7 @@ with a rule of its own, such as a wave, is tried with it and each of `rules`; ot
                 waves
     time        of a text, one at a time, written greedily: ms for each new token after a prompt,
                 also for windows that are read again. On a task: ms for each token of a problem.
-                Small models use one thread of a CPU, unless OMP_NUM_THREADS is set. See figure_4.png
+                Small models use one CPU thread, unless OMP_NUM_THREADS is set. See figure_4.png
 
 Paper: sec. 4, App. D, Fig. 4.
 
