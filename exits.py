@@ -226,8 +226,8 @@ def loop(f, x, k_max, rule, logits_at=None, readers=None, record=None):
         if record:
             record(awake, x)
 
-        # who falls asleep rests, a step from x to x, for its memo alone: after waking, its first
-        # signal compares with rest, not with its last step
+        # a sleeper does not move: its memo becomes that of a step from x to x, with which the rule
+        # compares its first step after waking
         falls = awake & ~next_awake
         if readers and memos is not None and falls.any():
             rests = numbers_of(falls, x)
