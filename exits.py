@@ -199,7 +199,7 @@ def loop(f, x, k_max, rule, logits_at=None, readers=None, record=None):
     """
     B, T, C = x.shape
     x = x.reshape(B * T, C).clone()                 # the states of all tokens
-    memos = None                                    # the signal's memo of each token
+    memos = None                                    # of each token
     awake = np.ones((B, T), dtype=bool)             # who takes this step
     streak = np.zeros((B, T), dtype=int)            # small signals in a row
     kept, evals = np.zeros((2, B, T), dtype=int)    # the last step kept, steps computed
@@ -217,10 +217,9 @@ def loop(f, x, k_max, rule, logits_at=None, readers=None, record=None):
         moved = streak < rule.hits
         next_awake = moved | readers(moved) if readers else moved
 
-        # Algorithm 1 throws away the step in which a token stops; a still token that stays awake,
-        # since one that it reads has moved, keeps it
+        # Algorithm 1 throws away a step after which the token does not go on
         keeps = awake if rule.keep else awake & next_awake
-        taken = numbers_of(keeps[awake], x)     # in x1, which holds the awake alone
+        taken = numbers_of(keeps[awake], x)     # rows of x1
         x[at[taken]] = x1[taken]
         kept[keeps] = k
         if record:

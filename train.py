@@ -20,7 +20,7 @@ clipping; times, means since the last such row), and of evaluations by N loops, 
 val_loss_N, and on tasks val_acc_N.
 
 Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated gradients). Losses
-are nats per token.
+are nats per label, on a text per token.
 
     it          the iteration, from 0
     micro       the step of gradient accumulation
@@ -223,6 +223,9 @@ def take_earlier_knobs():
         --init_from     those of its model, but flags and config files win
     """
     of_user = set(settings.given)
+    if resume:              # flags win, also those before a config file
+        settings.set_knobs({name: value for name, value in settings.flags.items()
+                            if name not in settings.unknown})
     if eval_only:
         checkpoint = read_checkpoint(init_from or out_dir)
         earlier = checkpoint['config'] | checkpoint['model_args']
@@ -232,8 +235,6 @@ def take_earlier_knobs():
               'with --init_from, in another --out_dir')
         earlier = checkpoint['config'] | checkpoint['model_args']
         of_user = settings.flags.keys()
-        settings.set_knobs({name: value for name, value in settings.flags.items()
-                            if name not in settings.unknown})       # also before a config file
     else:
         if resume:
             say(f'no run in {out_dir}: a new one, on {dataset}')
@@ -277,7 +278,7 @@ def train(run, checkpoint):
         if resume:
             restore(run, checkpoint)
         checkpoint.clear()              # frees some GB if the model is large
-        if is_first and not run.done:       # what a run that has saved nothing left, too
+        if is_first and overwrite and not run.done:
             start_over(out_dir)
         if is_first and run.examples.tokenizer_json:    # sample.py needs it there
             run.examples.tokenizer_json.save(out_dir)
@@ -326,15 +327,20 @@ def restore(run, checkpoint):
           '--max_iters')
     say(f'continues at iteration {run.done}: the learning rate is {lr_at(run.done):.1e} now, and '
         f'{lr_at(max_iters):.1e} at iteration {max_iters}')
-    run.best = checkpoint['best']
-    names = 'dataset', 'block_size', 'eval_loops', 'eval_windows'
-    if any(checkpoint['config'].get(name) != settings.knobs()[name] for name in names):
-        kept = f'{out_dir}/ckpt_{run.best[1]:06d}.pt'
-        run.best = math.inf, 0
-        if distributed.RANK == 0 and os.path.exists(f'{out_dir}/ckpt_best.pt'):
-            os.replace(f'{out_dir}/ckpt_best.pt', kept)
-            say(f'the best weights of the evaluation before are {kept} now')
-        save(run, 'ckpt.pt')
+    path = f'{out_dir}/ckpt_best.pt'
+    if distributed.RANK == 0 and os.path.exists(path):
+        best = read_checkpoint(path)
+        loss, evaluation = best.get('best', (math.inf, None))
+        if evaluation == evaluation_of(run):
+            run.best = loss, best['iter_num']
+        else:       # the losses of another one say nothing here; its best weights are kept
+            os.replace(path, f"{out_dir}/ckpt_best_{best['iter_num']:06d}.pt")
+
+
+def evaluation_of(run):
+    """What the losses of an evaluation depend on besides the weights."""
+    n_windows = min(eval_windows or math.inf, run.examples.n_held_out(block_size))
+    return [run.examples.sha256, block_size, run.counts, n_windows]
 
 
 def save(run, name):
@@ -346,8 +352,9 @@ def save(run, name):
     knobs['lr_decay_iters'] = lr_decay_iters or max_iters
     checkpoint = checkpoint_of(run.model, knobs, run.examples.tokenizer, run.examples.sha256,
                                run.done)
-    if name == 'ckpt.pt':
-        checkpoint['best'] = run.best
+    if name == 'ckpt_best.pt':
+        checkpoint['best'] = run.best[0], evaluation_of(run)
+    elif name == 'ckpt.pt':
         checkpoint['optimizers'] = {key: opt.state_dict()['state']
                                     for key, opt in run.optimizers.items()}
     save_checkpoint(checkpoint, os.path.join(out_dir, name))
@@ -372,7 +379,6 @@ def iterate(run, stop_signals):
                 save(run, 'ckpt.pt')    # first, so that a kill does not cost what was learned
             evaluate_and_keep(run, log)
         if it == max_iters:
-            save(run, 'ckpt.pt')        # again, with the best
             break
 
         # a step

@@ -10,7 +10,7 @@ A checkpoint is a dict of tensors and plain values, written whole or not at all.
     model_class   its class, 'model:GPT'        config        every knob
     tokenizer     its name                      data          sha256 of what it is trained on
     iter_num      iterations done
-    and to resume: optimizers {name: state}, best (held-out loss, iteration)
+    and to resume: optimizers {name: state}; in ckpt_best.pt: best (held-out loss, of what)
 
 read_checkpoint adds `path`, that of the file, and `folder`, where it stands; load_checkpoint adds
 `damping`, that of the run, and puts the model's own Config into model_args.
@@ -163,7 +163,7 @@ def check_free(out_dir, overwrite=False):
 
 def start_over(out_dir):
     """Remove an earlier run: its weights, tables and figures, and no other file."""
-    for pattern in ('ckpt.pt', 'ckpt_best.pt', 'ckpt_[0-9]*.pt', 'log.csv', 'log_before_*.csv',
+    for pattern in ('ckpt.pt', 'ckpt_best*.pt', 'ckpt_[0-9]*.pt', 'log.csv', 'log_before_*.csv',
                     'loss.png', 'eval.csv', 'eval_*.csv', 'exits.json', 'bench.csv',
                     'figure_4.*', 'figures/*.png', 'figures/*.csv'):
         for path in glob(os.path.join(escape(out_dir), pattern)):

@@ -62,7 +62,8 @@ def configure(script, positional=None, keep_unknown=False):
 
 class Settings:
     """
-    Who has set the knobs of a script. Their values are its globals. From `add` on: for train.py.
+    Who has set the knobs of a script. Their values are its globals. `add`, set_from_run
+    and set_from_module are for train.py.
 
         last_set    {name: its value as a text} of all knobs, as they were last set here. A text
                     shows what is changed in place, and tells 1 from True
@@ -133,7 +134,7 @@ class Settings:
             self.unknown[key] = value
         self.given[key] = by
         if by == FLAG:
-            self.flags[key] = self.script.get(key, value)
+            self.flags[key] = self.knobs().get(key, value)
 
     def read_file(self, path):
         """Run a config file as a module that has the knobs, and set those that it changes."""

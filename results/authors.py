@@ -12,9 +12,8 @@ values of two successive loop steps, and one small value is enough:
     accel_once      ||delta^(k) - delta^(k-1)||             the acceleration
 
 All three keep the state after the step that triggered. The code takes one value for all tokens of a
-context, from the mean of their lengths and the sum of their KL, so that they exit together. The
-rules NAME_mean take means, of KL, too, over all tokens that are read together. Its delta and KL
-count from what the adapter puts out, which a rule does not see; here they count from the state.
+context, which exit together: NAME_mean, but of KL it takes the sum. Its delta and KL count from
+what the adapter puts out, which a rule does not see; here they count from the state.
 """
 from functools import partial
 

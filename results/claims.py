@@ -10,9 +10,8 @@ first or last state, in mean steps.
 
 Rules: equal quality means that the loss is at most 0.005 nats above that of 30 fixed loops, by the
 upper end of a 95% interval over windows. The largest threshold of equal quality lies between two
-that were measured, and is interpolated; so are the loop steps there, and the time. If even the
-largest one that was measured has equal quality, it is that one. `saves` is the time at tau = 0.01
-over that at 1e-5.
+that were measured, if it is not the largest of them, and is interpolated; so are the loop steps
+there, and the time. `saves` is the time at tau = 0.01 over that at 1e-5.
 """
 import numpy as np
 

@@ -4,11 +4,10 @@ Long problems: how many answers are wrong, and is the exit rule to blame?
     python -m results.first_errors          pretrained/calc, four problems of 65,536 tokens
     python -m results.first_errors --out_dir=out-calc --length=8192 --dataset=calc:reset=0.0005
 
-A wrong answer makes those behind it wrong, too, up to the next `=`, or the news of the value stops
-at a token, and those behind it guess. So what counts is the first wrong answer of each chain, which
-begins at an `=`. It is looked at again in a piece of the problem: the words before and behind it,
-whose first word is replaced by `=` and the right value there. The piece is read with so many fixed
-loops that no exit rule decides anything. If the model errs there, too, the rule is not to blame.
+A wrong answer makes those behind it wrong, up to the next `=`. So what counts is the first wrong
+answer of each chain, which begins at an `=`. It is looked at again in a piece of the problem, whose
+first word is replaced by `=` and the right value, read with so many fixed loops that no exit rule
+decides anything. If the model errs there, too, the rule is not to blame.
 
     x, y, guesses    words of a problem, right answers and the model's, (1, T)
 """

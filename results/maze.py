@@ -3,8 +3,6 @@ What results/maze.md shows of a model of mazes: right rooms and whole mazes, by 
 fixed loops, and by exit rules with rooms that exit for good or sleep until news arrives.
 
     python -m results.maze --out_dir=pretrained/maze        -> out/maze/maze.csv
-
-Half of the mazes have long corridors, the others are bushy (zoo/maze.py).
 """
 import numpy as np
 import torch

@@ -5,10 +5,9 @@ What results/sudoku.md shows of a model of Sudoku: solved boards by loops and by
     python -m results.sudoku --file=top95.txt                       the boards of a list
     python -m results.sudoku --ways=['fixed','valid','rest','sleep']    what each board costs
 
-A board is done as soon as its answer is valid, which the rules alone tell; since each board has one
-solution, a valid answer is the right one. Answers are looked at after the numbers of loops in
-`loops`. A start is other noise, for the boards that are left; after the first one a candidate skips
-a step with the chance `skip`.
+A board is done as soon as its answer is valid, and right, since it has one solution. Answers are
+looked at after the numbers of loops in `loops`. A start is other noise, for the boards that are
+left; after the first one a candidate skips a step with the chance `skip`.
 
 Ways to stop, for boards one at a time: `fixed`, after the last of `loops`; `valid`, as above;
 `rest`, as soon as no candidate moves farther than tau in a step; `sleep`, the exit rule `norm` with

@@ -210,6 +210,7 @@ def test_compiled_texts_are_those_of_eager(tiny, decoder, cache, counts, rows, w
     elif not isinstance(decoder, Wave):
         rule = None
     plan = Plan(counts, rule)
+    assert decoder.widths(plan) == (widths if graphs else set())
     for seed, new in (1, 48), (2, 20):
         prompts = torch.arange(3)[None] + torch.arange(rows)[:, None] + seed
         how = dict(policy=cache, temperature=0.7, seed=seed)
@@ -220,6 +221,5 @@ def test_compiled_texts_are_those_of_eager(tiny, decoder, cache, counts, rows, w
         assert_same(*texts)
         assert_same(*passes)
         assert counter.frame_count == graphs
-    # tokens that are read one by one, with a cache that is shorter than the block
     reads = [decode.read(model, prompts, plan, 'latest') for model in (eager, compiled)]
     torch.testing.assert_close(*reads, **CLOSE)

@@ -144,8 +144,8 @@ def test_the_best_weights_are_kept_and_named():
     assert 'ckpt_best.pt has' in printed and printed.strip().endswith(f'iteration {best}')
     for done, flags, expected in (31, [], best), (32, ['--eval_windows=6'], 32):    # other windows
         finished('--resume', f'--max_iters={done}', *flags)
-        assert read_checkpoint('out')['best'][1] == expected
-    assert os.path.exists(f'out/ckpt_{best:06d}.pt')        # of the windows before
+        assert read_checkpoint('out/ckpt_best.pt')['iter_num'] == expected
+    assert os.path.exists(f'out/ckpt_best_{best:06d}.pt')       # of the windows before
 
 
 def test_nothing_but_the_seed_matters(whole):
