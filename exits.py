@@ -200,13 +200,13 @@ def loop(f, x, k_max, rule, logits_at=None, readers=None, record=None):
     B, T, C = x.shape
     x = x.reshape(B * T, C).clone()                 # the states of all tokens
     memos = None                                    # of each token
-    awake = np.ones((B, T), dtype=bool)             # who takes this step
+    awake = np.ones((B, T), dtype=bool)
     streak = np.zeros((B, T), dtype=int)            # small signals in a row
     kept, evals = np.zeros((2, B, T), dtype=int)    # the last step kept, steps computed
     for k in range(1, k_max + 1):
         # a step of the tokens that are awake, and its signal
         at = numbers_of(awake, x)
-        x1 = f(x, k, at)                            # (N, C)
+        x1 = f(x, k, at)
         value, memos = signal_at(rule, x1, memos, at, x, logits_at)
         value = value.numpy(force=True)
         evals += awake

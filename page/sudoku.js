@@ -174,7 +174,7 @@ function look_up(board) {
   const solutions = solutions_of(board);
   n_solutions = solutions?.length;
   const only = n_solutions === 1 && solutions[0];
-  const found = {0: 'finds no solution', 2: 'still finds several solutions'}[n_solutions];
+  const found = {0: 'finds no solution', 2: 'finds several solutions'}[n_solutions];
   standing = !only ? `A search ${found ?? 'gives up'}.`
     : `violet works, white sleeps${get('noise') > 1 ? ' or skips' : ''}, red is wrong`;
   put($('notice'), standing);
@@ -223,14 +223,16 @@ function clear_all() {
   stop();
 }
 
-// Bring back the board before the last change, and go on, unless it waits.
+// Bring back the board before the last change. If a clue differs, the model goes on.
 function undo() {
   if (!earlier.length) return;
   const was = earlier.pop();
-  if (read_board(was).n === board.n) return put_board(was);
+  const {n, clues} = read_board(was);
+  const n_changed = clues.filter((clue, cell) => clue !== board.clues[cell]).length;
+  if (n === board.n && n_changed < 2) return put_board(was);
   text = was;           // the board that goes is not kept
   take(was);
-  stop();
+  present();
 }
 
 // Another board of this size: go on from the states that are there.
@@ -296,7 +298,6 @@ function draw_picture(view) {
 
 const has_marks = cell => board.n <= MOST_MARKS || cell === chosen;
 
-// The middle of a candidate's mark in its cell, in shares of the cell.
 const place_of_mark = digit =>
   [(digit % board.w + .5) / board.w, (Math.floor(digit / board.w) + .5) / board.h];
 
@@ -366,10 +367,9 @@ canvas.onkeydown = event => {
 canvas.tabIndex = 0;
 canvas.setAttribute('role', 'application');
 canvas.setAttribute('aria-label', 'a board; arrows choose a cell, digits change it, space plays');
-$('text').onfocus = () => $('text').select();
 $('text').oninput = async () => {
   const typed = $('text').value;
-  await pause(400);                     // a board is read when the typing pauses
+  await pause(1000);                    // a board is read when the typing pauses
   if ($('text').value !== typed) return;
   set('noise', 1);
   if (take(typed)) present();
