@@ -10,12 +10,11 @@ How good and how fast is each way to decode: fixed loops, exit rules, drafts, wa
 
 A way to decode is a *method*, and a row of bench.csv. Each is compared with the first one, the
 *full budget*: n_loop fixed loops with the cache `exact`. n_loop is 30, or mean_recurrence if
-loop_draw is fixed, and on a task Task.budget. Drafts are checked by so many loops, too, or by those
-of their own argument here: drafts:check=8 is sample.py's --decoder=drafts --n_loop=8. A decoder
-with a rule of its own, such as a wave, is tried with it and each of `rules`; others have none.
+loop_draw is fixed, and on a task Task.budget. Drafts are checked with the full budget, or with
+`check` loops: drafts:check=8 is sample.py's --decoder=drafts --n_loop=8. A decoder that needs a
+rule, such as a wave, is tried with its own and each of `rules`; the others run fixed loops.
 
-    quality     loss and accuracy on held-out windows, or on problems of a task; none of drafts and
-                waves
+    quality     loss and accuracy on held-out windows, or on problems of a task; not of decoders
     time        of a text, one at a time, written greedily: ms for each new token after a prompt,
                 also for windows that are read again. On a task: ms for each token of a problem.
                 Small models use one CPU thread, unless OMP_NUM_THREADS is set. See figure_4.png
@@ -73,6 +72,7 @@ TAUS = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0]
 # the columns of bench.csv that are measured; those before them are Method.columns
 MEASURED = (
     'deepest',          # the depth of a problem's deepest label, on average
+    # of n_windows windows, read
     'ce',               # the loss, in nats per label
     'ce_minus_full',    # the same above that of the full budget
     'diff_low',         # and the ends of its 95% interval over windows
@@ -82,8 +82,9 @@ MEASURED = (
     'rested',           # of rules: in which all tokens came to rest before the budget ended
     'both',             # solved, and rested
     'mean_evals',       # loop steps computed for a token, the mean over groups
-    'identical',        # the share of timed texts that are those of the full budget, 0 to 1
-    'blocks',           # layers computed in the groups for a new token, the mean over prompts
+    # of n_prompts texts, written, or of problems, read
+    'identical',        # the share of texts that are those of the full budget, 0 to 1
+    'blocks',           # layers computed in the groups, and in windows read again, per new token
     'ms_per_token',     # the median over prompts
 )
 SHOWN = dict(name='', ce_minus_full='+.4f', accuracy='.4f', solved='.3f', mean_evals='.2f',
@@ -207,7 +208,8 @@ def quality(model, method, idx, targets):
         steps = evals.cpu().double().mean((1, 2)).nan_to_num()      # a plain model has none
         rested = torch.zeros(len(x))
         if plan.rule:               # a rule that throws its last step away keeps one less
-            rested = kept.cpu().amax((1, 2)) < max(plan.counts) - (not plan.rule.keep)
+            last = max(plan.counts) if plan.rule.keep else max(plan.counts) - 1
+            rested = kept.cpu().amax((1, 2)) < last
         parts.append(torch.stack((*sums, steps, rested)))
     return torch.cat(parts, dim=1).numpy()
 
@@ -295,8 +297,8 @@ def measure(model, methods, idx, targets, prompts, path, is_task, deepest=None):
             if method.rule:
                 row |= dict(rested=rested.mean(), both=(solved * rested).mean())
         write_csv(rows, path)
-        print(f"{row['name']}: {cost:+.4f} nats, {100 * row['accuracy']:.2f}% right, "
-              f"{row['mean_evals']:.2f} loop steps", flush=True)
+        print(f"{row['name']}: {cost:+.4f} nats above the first one, {100 * row['accuracy']:.2f}% "
+              f"right, {row['mean_evals']:.2f} loop steps", flush=True)
 
     use_one_thread(model)               # for the times; quality may use all cores
     if compile:
@@ -334,7 +336,8 @@ def figure_4(rows, path):
     figure, grid = plots.panels(3, 4, 3, rows=len(kinds), sharex=True, sharey='col')
     for axes, (policy, wakes) in zip(grid, kinds):
         for i, rule in enumerate(rules):
-            line = [row | dict(ppl=math.exp(row['ce'])) for row in rows
+            by_tau = sorted(rows, key=lambda row: row['tau'])
+            line = [row | dict(ppl=math.exp(row['ce'])) for row in by_tau
                     if (row['rule'], row['cache'], row['wake']) == (rule, policy, wakes)]
             for ax, (column, label) in zip(axes, labels.items()):
                 ax.plot([row['tau'] for row in line], [row[column] for row in line], 'o-', ms=4,
@@ -383,7 +386,7 @@ def thresholds_of(model, methods, idx, targets, is_task):
 
         if is_task:
             title = f'solved problems of {N}, wrong answers (cost)'
-            good = [line for line in lines if line['tau'] == store]
+            good = [line for line in lines if store is not False and line['tau'] == store]
             how = f'--store={store:g} on {N} problems'
         else:
             title = f'nats per token at most, on {(N + 1) // 2} windows; cost on {N // 2} others'
@@ -425,18 +428,16 @@ def main():
     is_task = examples.is_task
     check(not (compile and (is_task or calibrate or not n_prompts)), 'only texts that are timed '
           'are compiled: leave out --compile')
-    check(not is_task or 'decoder' not in settings.given, 'decoders write texts: leave out '
-          '--decoder')
+    check(not (is_task and decoder and 'decoder' in settings.given), 'decoders write texts: leave '
+          'out --decoder')
     check(is_task or not calibrate or n_windows > 2, 'an interval needs n_windows of 3 or more')
     T = model.config.block_size
     methods = methods_of(model, examples.task if is_task else None)
     check(not calibrate or any(method.rule for method in methods), 'there is no rule to calibrate')
     if store is not False and is_task:
-        check(len(values_of(rules)) == 1, 'on problems one threshold is stored for one rule: name '
-              'it, such as --rules=accel')
-        check(store is not True and any(method.rule and method.rule.tau == store
-                                        for method in methods), 'on problems name a threshold '
-              'that is tried, such as --store=1')
+        is_tried = any(method.rule and method.rule.tau == store for method in methods)
+        check(len(values_of(rules)) == 1 and store is not True and is_tried, 'on problems name one '
+              'rule and a threshold that is tried, such as --rules=accel --store=1')
     check(is_task or isinstance(store, bool), 'on text --most_nats chooses the threshold that '
           '--store writes: leave out its value')
     print(f"{checkpoint['path']} of iteration {checkpoint['iter_num']}, groups "
@@ -463,8 +464,8 @@ def main():
         of_rules = [row for row in rows if row['kind'] == 'exit rules']
         if of_rules:
             figure_4(of_rules, f'{results}/figure_4.png')
-        rows.sort(key=lambda row: row['ms_per_token'])
-    print_rows(f'{results}/bench.csv, the fastest first:', rows, SHOWN)
+        rows.sort(key=lambda row: row['ms_per_token'])      # the fastest first, here alone
+    print_rows(f'{results}/bench.csv:', rows, SHOWN)
 
 
 if __name__ == '__main__':

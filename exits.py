@@ -273,9 +273,8 @@ def make_exit(name, tau=None, wake=False):
     try:
         rules = import_module(file).EXITS if file else EXITS
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"cannot import the exit rule '{name}' ({error}): write NAME, or "
-                         'MODULE:NAME such as zoo.huginn:kl; a threshold is tau (bench.py also '
-                         'takes NAME:TAU)') from error
+        raise ValueError(f"cannot import the exit rule '{name}' ({error}): write NAME or MODULE:"
+                         'NAME such as zoo.huginn:kl (bench.py: NAME:TAU)') from error
     if short not in rules:
         close = get_close_matches(short, rules, n=1)
         hint = f": did you mean '{close[0]}'?" if close else ''

@@ -8,7 +8,8 @@ Problems that need many loop steps, with the number of steps of each answer.
 
 To add a task, write a dataclass that inherits Task and enter it in TASKS, here or in a mine.py of
 your own. `python tasks.py mine.py NAME` compares the labels with the oracle's answers, if it has
-one, and `python train.py config/calc.py mine.py --dataset=NAME --out_dir=out-NAME` trains.
+one, and `python train.py config/calc.py mine.py --dataset=NAME --out_dir=out-NAME` trains; there
+a token reads itself and the three before it (--window).
 
     rng, rows, T    numpy's random generator, the number of problems, the tokens in each problem
     x               (rows, T) int64, the tokens
@@ -43,7 +44,7 @@ NOT_ASKED = -100            # torch's cross-entropy ignores this label
 
 
 def steps_since(mask):
-    """The distance from each token back to the last one where the mask (rows, T) is true."""
+    """The distance from each token back to the last one in the mask (rows, T), or to the first."""
     t = np.arange(mask.shape[1])
     return t - np.maximum.accumulate(np.where(mask, t, 0), axis=1)
 
@@ -60,11 +61,12 @@ class Task:
 
     and it may override what stands below this text, and add these methods, on NumPy arrays:
 
-        oracle(words) -> list of str            the right answers to one problem, found in another
+        oracle(words) -> list of str            the right answers to one problem, which somebody
+                                                may have typed (`check` it), found in another
                                                 way; None where there is no label
         picture(x, y, guesses, steps) -> str    a problem as it is printed, all (T,); steps: the
                                                 loop steps of each token, to colour it, or None
-        valid(x, guesses) -> (B,) bool          which guesses (B, T) are solutions, found without
+        valid(x, guesses) -> (B,) bool          which guesses (B, T) solve x (B, T), found without
                                                 the labels; for sample.py --num_starts
     """
     # the names of the fields on which the words depend: a model refuses problems with other values
@@ -83,7 +85,7 @@ class Task:
         return 2 * T + 100 if wakes else None
 
     def batch(self, rng, rows, T):
-        """A training batch: x, y of a whole multiple of `rows` problems of T tokens or fewer."""
+        """A training batch: x, y of `rows` problems of T tokens, or of k `rows` shorter ones."""
         return self(rng, rows, T)[:2]
 
     def read(self, text):

@@ -218,12 +218,12 @@ def take_earlier_knobs():
     """
     The checkpoint that the run starts from, {} = none. Knobs that the run takes from it:
 
-        --resume        all, but flags win (a config file is what the run began with)
-        --eval_only     all, but flags and config files win; all windows but for a flag
+        --resume        all, but flags win, before or behind a config file, and if there is no run
+        --eval_only     all, but flags and config files win; all windows, if no flag says how many
         --init_from     those of its model, but flags and config files win
     """
     of_user = set(settings.given)
-    if resume:              # flags win, also those before a config file
+    if resume:
         settings.set_knobs({name: value for name, value in settings.flags.items()
                             if name not in settings.unknown})
     if eval_only:
@@ -238,7 +238,7 @@ def take_earlier_knobs():
     else:
         if resume:
             say(f'no run in {out_dir}: a new one, on {dataset}')
-            settings.set_knobs(dict(resume=False))      # make_model and train ask it
+            settings.set_knobs(dict(resume=False))      # from here on: is a run continued?
         check_free(out_dir, overwrite)
         if not init_from:
             return {}
@@ -325,13 +325,13 @@ def restore(run, checkpoint):
     run.done = checkpoint['iter_num']
     check(run.done <= max_iters, f'the run has {run.done} iterations already: give more with '
           '--max_iters')
-    say(f'continues at iteration {run.done}: the learning rate is {lr_at(run.done):.1e} now, and '
-        f'{lr_at(max_iters):.1e} at iteration {max_iters}')
+    say(f'continues at iteration {run.done} with the knobs of the run, but for flags: the learning '
+        f'rate is {lr_at(run.done):.1e} now, and {lr_at(max_iters):.1e} at iteration {max_iters}')
     path = f'{out_dir}/ckpt_best.pt'
     if distributed.RANK == 0 and os.path.exists(path):
         best = read_checkpoint(path)
-        loss, evaluation = best.get('best', (math.inf, None))
-        if evaluation == evaluation_of(run):
+        loss, of_what = best.get('best', (math.inf, None))
+        if of_what == evaluation_of(run):
             run.best = loss, best['iter_num']
         else:       # the losses of another one say nothing here; its best weights are kept
             os.replace(path, f"{out_dir}/ckpt_best_{best['iter_num']:06d}.pt")
@@ -375,7 +375,7 @@ def iterate(run, stop_signals):
         if it in keep_iters:
             save(run, f'ckpt_{it:06d}.pt')
         if it % eval_interval == 0 or it == max_iters:
-            if it:
+            if it or it == max_iters:
                 save(run, 'ckpt.pt')    # first, so that a kill does not cost what was learned
             evaluate_and_keep(run, log)
         if it == max_iters:
@@ -508,9 +508,9 @@ def counts_of(model):
 
 
 def evaluate_only(run, checkpoint):
-    """--eval_only: the table of a checkpoint, on all held-out windows unless --eval_windows."""
+    """--eval_only: the table of a checkpoint. Returns None: no signal ends it early."""
     run.done = checkpoint['iter_num']
-    scores = scores_of(run, eval_windows if 'eval_windows' in settings.flags else None)
+    scores = scores_of(run, settings.flags.get('eval_windows'))
     results = folder_of_results(checkpoint['folder'])
     weights = os.path.basename(checkpoint['path']).removesuffix('.pt')
     suffix = re.sub('[:=]', '-', f'_{weights}-{run.done}_{dataset}_{block_size}')

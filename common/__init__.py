@@ -6,7 +6,7 @@ way up: checkpoint.class_of imports the class that a checkpoint or a knob names,
     errors          bad input is said in one line
     files           files that are whole or not there at all
     terminal        tables, and text on the colour of its loop steps
-    plots           matplotlib: what all figures share, and those of train.py
+    plots           matplotlib: what all figures share, and that of train.py
     encoding        text to tokens and back
 
     checkpoint      what a ckpt.pt holds; the folder of a run

@@ -205,7 +205,7 @@ class Settings:
     def show_help(self):
         """Print the script's docstring, then every knob with its value and its comment."""
         source = Path(self.script['__file__']).read_text(encoding='utf-8')
-        knob_and_comment = r'^ {0,4}(\w+)(?:: [^=\n]+)? = [^#\n]*# *(.*)'
+        knob_and_comment = r'^(\w+)(?:: [^=\n]+)? = [^#\n]*# *(.*)'
         comments = dict(reversed(re.findall(knob_and_comment, source, re.MULTILINE)))
         print((self.script.get('__doc__') or '').strip())
         print('\nknobs (a config file or --key=value changes them):')

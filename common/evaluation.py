@@ -1,5 +1,5 @@
 """
-Held-out losses, on a task by depth. Losses are nats per token.
+Held-out losses, on a task by depth. Losses are nats per label.
 
     examples    a data set or a task: data.Text or tasks.Problems
     scores      {n_loop: Score}

@@ -4,9 +4,8 @@ Tables of several runs in one CSV, with the name of the run in front of each row
     python -m results.collect results/text.csv out-results/*/eval.csv
 
 lib.sh calls it. The run is the folder of a file, or the folder above figures/; `commit` is that of
-the programs that ran, as lib.sh has noted it, and a line says if a table is of several. A number
-has five digits. Of eval.csv the training stands beside the losses: its iterations, learning rate,
-width, weights, and work in 10^12 FLOPs.
+the programs that ran, as lib.sh has noted it. A number has five digits. Of eval.csv the training
+stands beside the losses: its iterations, learning rate, width, weights, and work in 10^12 FLOPs.
 """
 import re
 import sys
@@ -59,9 +58,6 @@ def main():
     columns = [name for name in columns if name != 'name']      # the other columns say it
     write_csv([{name: row.get(name, '') for name in columns} for row in rows], table)
     print(f'{table}: {len(rows)} rows of {len(files)} files')
-    commits = {row['commit'] for row in rows}
-    if len(commits) > 1:
-        print(f'of {len(commits)} commits: run all of it again at one')
 
 
 if __name__ == '__main__':

@@ -199,8 +199,8 @@ def test_what_thresholds_cost_on_problems(sums_run, monkeypatch):
         wrong = logits.argmax(-1).numpy() != y
         evals = trace[0]['evals'].double().mean().item()
         assert rows[tau] == [(~wrong).all(axis=1).sum(), wrong.sum(), round(evals, 2)]
-    assert 'name a threshold' in refused(*flags, '--store', script='bench.py')
-    assert 'one rule' in refused(*flags[1:], '--store=1', script='bench.py')
+    for wrong in [*flags, '--store'], [*flags[1:], '--store=1']:
+        assert 'one rule and a threshold' in refused(*wrong, script='bench.py')
     finished(*flags, '--store=0.3', script='bench.py')
     row, = json.loads(Path('out/exits.json').read_text())['exits']
     assert (row['rule'], row['tau'], row['cost']) == ('norm', 0.3, rows[0.3][1])
