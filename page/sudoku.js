@@ -153,7 +153,6 @@ function read_board(text) {
   return read;
 }
 
-// An Error in words if a clue stands twice in a row, column or box.
 function check_rules({n, clues}) {
   const is_given = t => clues[Math.floor(t / n)] === t % n + 1;
   const kinds = ['cell', 'row', 'column', 'box'];
@@ -235,7 +234,6 @@ function undo() {
   present();
 }
 
-// Another board of this size: go on from the states that are there.
 function put_board(new_text) {
   text = new_text;
   board = read_board(text);
