@@ -10,9 +10,9 @@ How good and how fast is each way to decode: fixed loops, exit rules, drafts, wa
 
 A way to decode is a *method*, and a row of bench.csv. Each is compared with the first one, the
 *full budget*: n_loop fixed loops with the cache `exact`. n_loop is 30, or mean_recurrence if
-loop_draw is fixed, and on a task Task.budget. Drafts are checked with the full budget, or with
-`check` loops: drafts:check=8 is sample.py's --decoder=drafts --n_loop=8. A decoder that needs a
-rule, such as a wave, is tried with its own and each of `rules`; the others run fixed loops.
+loop_draw is fixed, and on a task Task.budget, less if no token may wake. Drafts are checked with
+it, or with `check` loops, sample.py's --n_loop. A decoder that needs a rule, such as a wave, is
+tried with its own and each of `rules`; the others run fixed loops.
 
     quality     loss and accuracy on held-out windows, or on problems of a task; not of decoders
     time        of a text, one at a time, written greedily: ms for each new token after a prompt,
@@ -328,7 +328,7 @@ def measure(model, methods, idx, targets, prompts, path, is_task, deepest=None):
 
 
 def figure_4(rows, path):
-    """Fig. 4: time, perplexity, loss of each rule against tau; a row of panels for each cache."""
+    """Fig. 4: time, perplexity, loss of each rule against tau; a row for each cache and wake."""
     from common import plots  # here, since matplotlib takes a second to import
     labels = dict(ms_per_token='ms per token', ppl='perplexity', ce='loss (nats per label)')
     rules = list(dict.fromkeys(row['rule'] for row in rows))

@@ -44,7 +44,7 @@ NOT_ASKED = -100            # torch's cross-entropy ignores this label
 
 
 def steps_since(mask):
-    """The distance from each token back to the last one in the mask (rows, T), or to the first."""
+    """The distance from each token back to the last one in the mask (rows, T), or to token 0."""
     t = np.arange(mask.shape[1])
     return t - np.maximum.accumulate(np.where(mask, t, 0), axis=1)
 
@@ -59,13 +59,13 @@ class Task:
         __call__(rng, rows, T) -> x, y, depth   the problems, (rows, T) each
         words() -> list of str                  the text of each token
 
-    and it may override what stands below this text, and add these methods, on NumPy arrays:
+    and it may override what stands below this text, and add these methods (arrays are NumPy's):
 
-        oracle(words) -> list of str            the right answers to one problem, which somebody
-                                                may have typed (`check` it), found in another
-                                                way; None where there is no label
-        picture(x, y, guesses, steps) -> str    a problem as it is printed, all (T,); steps: the
-                                                loop steps of each token, to colour it, or None
+        oracle(words) -> list of str            the right answers to one problem, which somebody may
+                                                have typed (ValueError if it is none), in another
+                                                way than labels are; None where there is no label
+        picture(x, y, guesses, steps) -> str    a problem as it is printed, all (T,); guesses may be
+                                                y; steps: loop steps, to colour tokens, or None
         valid(x, guesses) -> (B,) bool          which guesses (B, T) solve x (B, T), found without
                                                 the labels; for sample.py --num_starts
     """
@@ -85,7 +85,7 @@ class Task:
         return 2 * T + 100 if wakes else None
 
     def batch(self, rng, rows, T):
-        """A training batch: x, y of `rows` problems of T tokens, or of k `rows` shorter ones."""
+        """A training batch: x, y of `rows` problems of T tokens, or of 2, 3 ... times as many."""
         return self(rng, rows, T)[:2]
 
     def read(self, text):
@@ -296,7 +296,7 @@ def show(dataset, model_class=None, T=24, rows=1000, seed=0):
     """Print problems of a task and compare all `rows` of them with the oracle. See the knobs."""
     if model_class:
         from common.checkpoint import class_of
-        class_of(model_class, named=True)
+        class_of(model_class, named=True)       # its file enters the task in TASKS
     problems = Problems(dataset)
     problems.check_fits(T)
     x, y, depth = problems.make(np.random.default_rng(seed), rows, T)

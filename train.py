@@ -11,9 +11,9 @@ Train a recurrent-depth GPT.
     python train.py mine.py --model_class=mine:Mine     another class of model, in mine.py
     torchrun --standalone --nproc_per_node=2 train.py config/groups.py
 
-writes ckpt.pt, ckpt_ITER.pt at keep_iters, ckpt_best.pt, log.csv and loss.png; eval.csv at the end.
-Ctrl-C finishes the step and saves; a second one stops at once. In a notebook: import train;
-train.max_iters = 12; train.main().
+writes ckpt.pt, ckpt_ITER.pt at keep_iters, ckpt_best.pt (ckpt_best_ITER.pt of an earlier kind of
+evaluation), log.csv and loss.png; eval.csv at the end. Ctrl-C finishes the step and saves; a second
+one stops at once. In a notebook: import train; train.max_iters = 12; train.main().
 
 log.csv has rows of iterations (their own loss; loops of the last micro step; grad_norm before
 clipping; times, means since the last such row), and of evaluations by N loops, before the step:
@@ -50,7 +50,7 @@ from common.checkpoint import (
     save_checkpoint,
     start_over,
 )
-from common.configurator import Count, Natural, NotNegative, Positive, configure
+from common.configurator import FLAG, Count, Natural, NotNegative, Positive, configure
 from common.distributed import say
 from common.errors import check, explain
 from common.files import read_csv, write_csv
@@ -94,7 +94,7 @@ weight_decay: NotNegative = 0.1          # on matrices only
 grad_clip: NotNegative = 1.0             # norm; 0.0 = off
 seed = 1337                 # of weights, batches, loop draws and noise
 # evaluation, log, checkpoints
-eval_interval: Count = 500         # iterations between two evaluations, each with a ckpt.pt
+eval_interval: Count = 500         # between two evaluations, each but the first with a ckpt.pt
 eval_windows: Count | None = 200  # held-out windows each time; None = all, as in the last table
 eval_loops: list | None = None  # loop counts to evaluate at; None = 1, 2, 4, 8, or a fixed r
 log_interval: Count = 50
@@ -193,7 +193,12 @@ class Run:
 
 def main():
     settings.set_from_module()
-    checkpoint = take_earlier_knobs()
+    if resume:          # the same command begins a run and goes on with it
+        for name, value in settings.flags.items():
+            settings.set_by(name, value, FLAG)
+    checkpoint = earlier_checkpoint()
+    if checkpoint:
+        take_earlier_knobs(checkpoint)
     # before the data: the file of the class may define their task, as zoo/maze.py does
     cls = class_of(model_class, named='model_class' in settings.given)
     take_fields(cls.Config, is_new=not checkpoint)
@@ -214,40 +219,35 @@ def main():
         raise SystemExit(130)
 
 
-def take_earlier_knobs():
-    """
-    The checkpoint that the run starts from, {} = none. Knobs that the run takes from it:
+def earlier_checkpoint():
+    """The checkpoint that the run starts from, {} = none. ValueError if out_dir is not free."""
+    check(not (resume and eval_only), '--eval_only trains nothing: leave out --resume')
+    if resume and not os.path.exists(f'{out_dir}/ckpt.pt'):
+        say(f'no run in {out_dir}: a new one, on {dataset}')
+        settings.set_knobs(dict(resume=False))      # from here on: is a run continued?
+    if resume or eval_only:
+        checkpoint = read_checkpoint(eval_only and init_from or out_dir)
+        check(eval_only or 'optimizers' in checkpoint, f'{out_dir}/ckpt.pt holds weights alone: '
+              'start from it with --init_from, in another --out_dir')
+        return checkpoint
+    check_free(out_dir, overwrite)
+    return read_checkpoint(init_from) if init_from else {}
 
-        --resume        all, but flags win, before or behind a config file, and if there is no run
+
+def take_earlier_knobs(checkpoint):
+    """
+    What a run takes from its checkpoint, but never out_dir, resume, overwrite and eval_only:
+
+        --resume        all knobs, but flags win, before or behind a config file
         --eval_only     all, but flags and config files win; all windows, if no flag says how many
         --init_from     those of its model, but flags and config files win
     """
-    of_user = set(settings.given)
-    if resume:
-        settings.set_knobs({name: value for name, value in settings.flags.items()
-                            if name not in settings.unknown})
-    if eval_only:
-        checkpoint = read_checkpoint(init_from or out_dir)
-        earlier = checkpoint['config'] | checkpoint['model_args']
-    elif resume and os.path.exists(f'{out_dir}/ckpt.pt'):
-        checkpoint = read_checkpoint(out_dir)
-        check('optimizers' in checkpoint, f'{out_dir}/ckpt.pt holds weights alone: start from it '
-              'with --init_from, in another --out_dir')
-        earlier = checkpoint['config'] | checkpoint['model_args']
-        of_user = settings.flags.keys()
-    else:
-        if resume:
-            say(f'no run in {out_dir}: a new one, on {dataset}')
-            settings.set_knobs(dict(resume=False))      # from here on: is a run continued?
-        check_free(out_dir, overwrite)
-        if not init_from:
-            return {}
-        checkpoint = read_checkpoint(init_from)
-        earlier = checkpoint['model_args']
-    earlier = earlier | dict(model_class=checkpoint['model_class'])
+    earlier = checkpoint['model_args'] | dict(model_class=checkpoint['model_class'])
+    if resume or eval_only:
+        earlier = checkpoint['config'] | earlier
+    winners = settings.flags if resume else settings.given
     of_this_run = {'out_dir', 'resume', 'overwrite', 'eval_only'}
-    settings.set_from_run(earlier, but=of_user | of_this_run)
-    return checkpoint
+    settings.set_from_run(earlier, but=winners.keys() | of_this_run)
 
 
 def take_fields(config, is_new):
@@ -333,8 +333,10 @@ def restore(run, checkpoint):
         loss, of_what = best.get('best', (math.inf, None))
         if of_what == evaluation_of(run):
             run.best = loss, best['iter_num']
-        else:       # the losses of another one say nothing here; its best weights are kept
-            os.replace(path, f"{out_dir}/ckpt_best_{best['iter_num']:06d}.pt")
+        else:
+            kept = f"{out_dir}/ckpt_best_{best['iter_num']:06d}.pt"
+            os.replace(path, kept)
+            say(f'{kept}: the best weights of another evaluation')
 
 
 def evaluation_of(run):
@@ -375,7 +377,7 @@ def iterate(run, stop_signals):
         if it in keep_iters:
             save(run, f'ckpt_{it:06d}.pt')
         if it % eval_interval == 0 or it == max_iters:
-            if it or it == max_iters:
+            if it or it == max_iters:   # untrained weights are no run, unless they are all
                 save(run, 'ckpt.pt')    # first, so that a kill does not cost what was learned
             evaluate_and_keep(run, log)
         if it == max_iters:

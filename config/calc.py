@@ -1,4 +1,4 @@
-# Train on running arithmetic (tasks.py), which needs many loop steps. Two CPU cores are enough.
+# Train on running arithmetic (tasks.py), which needs many loop steps. One CPU core is enough.
 #   python train.py config/calc.py && python sample.py --out_dir=out-calc --exit accel --length=192
 # It learns from problems of 48 tokens with nine loops on average, and solves those of 192 tokens
 # and more with as many loops as they are deep (results/depth.md).
