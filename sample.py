@@ -182,7 +182,6 @@ def deepest_answer(y, depth, guesses, kept=None):
 
 def write_text(model, checkpoint):
     """num_samples continuations of the prompt, and below each how it was written."""
-    # the prompt
     encoding = open_encoding(checkpoint['tokenizer'], checkpoint['folder'])
     text = read_prompt(start or '')
     prompt = encoding.encode(text) or [encoding.eot_token]

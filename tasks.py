@@ -8,8 +8,7 @@ Problems that need many loop steps, with the number of steps of each answer.
 
 To add a task, write a dataclass that inherits Task and enter it in TASKS, here or in a mine.py of
 your own. `python tasks.py mine.py NAME` compares the labels with the oracle's answers, if it has
-one, and `python train.py config/calc.py mine.py --dataset=NAME --out_dir=out-NAME` trains; there
-a token reads itself and the three before it (--window).
+one, and `python train.py config/calc.py mine.py --dataset=NAME --out_dir=out-NAME` trains.
 
     rng, rows, T    numpy's random generator, the number of problems, the tokens in each problem
     x               (rows, T) int64, the tokens
@@ -57,20 +56,20 @@ class Task:
     What a task is. Its knobs are the fields of a dataclass, with defaults. It must have
 
         __call__(rng, rows, T) -> x, y, depth   the problems, (rows, T) each
-        words() -> list of str                  the text of each token
+        words() -> list of str                  the texts of all tokens: different, without blanks
 
     and it may override what stands below this text, and add these methods (arrays are NumPy's):
 
-        oracle(words) -> list of str            the right answers to one problem, which somebody may
-                                                have typed (ValueError if it is none), in another
-                                                way than labels are; None where there is no label
+        oracle(words) -> list of str            the right answer to each word, None where it has no
+                                                label, found in another way than the labels; of what
+                                                somebody has typed, ValueError if it is no problem
         picture(x, y, guesses, steps) -> str    a problem as it is printed, all (T,); guesses may be
                                                 y; steps: loop steps, to colour tokens, or None
         valid(x, guesses) -> (B,) bool          which guesses (B, T) solve x (B, T), found without
                                                 the labels; for sample.py --num_starts
     """
-    # the names of the fields on which the words depend: a model refuses problems with other values
-    # of these. If a field is missing here, the model takes other words for its own
+    # the names of all knobs on which words() depends: a model refuses problems with other values of
+    # these. If one is missing here, the model takes other words for its own
     of_words = ()
     shows_deepest = True        # does sample.py print the deepest answer, and when it was found?
     most_held_out = 2 ** 20     # tokens in all held-out problems of one length
@@ -85,7 +84,7 @@ class Task:
         return 2 * T + 100 if wakes else None
 
     def batch(self, rng, rows, T):
-        """A training batch: x, y of `rows` problems of T tokens, or of 2, 3 ... times as many."""
+        """A training batch x, y (n, L): n is `rows` or a multiple of it, and L at most T."""
         return self(rng, rows, T)[:2]
 
     def read(self, text):
@@ -221,9 +220,9 @@ class Problems:
         return x[None], y[None]
 
     def wrong_rows(self, x, y):
-        """The numbers of the rows in which a label of y is not the oracle's answer to x."""
+        """The numbers of the rows in which y is not what the oracle answers, None included."""
         return [row for row, (problem, labels) in enumerate(zip(x, y))
-                if ((labels != NOT_ASKED) & (labels != self.answers(problem))).any()]
+                if (labels != self.answers(problem)).any()]
 
     def check_fits(self, T):
         """Draw eight problems and a batch. ValueError if T or a knob does not fit the task."""
@@ -274,7 +273,8 @@ def print_problem(problems, x, y, guesses=None, steps=None, in_colour=False, who
     texts = problems.encoding.texts
     lines = dict(problem=texts(x), right=texts(y))
     if guesses is not None:
-        lines[who] = [word if label in (guess, NOT_ASKED) else f'!{word}!'
+        ignored = NOT_ASKED if who == 'model' else None
+        lines[who] = [word if label in (guess, ignored) else f'!{word}!'
                       for word, guess, label in zip(texts(guesses), guesses, y)]
     if steps is not None:
         lines['loops'] = [f'{n:.1f}'.removesuffix('.0') for n in steps]

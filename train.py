@@ -55,7 +55,7 @@ from common.distributed import say
 from common.errors import check, explain
 from common.files import read_csv, write_csv
 from common.optim import make_optimizers
-from loops import TrainingNoise, derived_seed
+from loops import INJECTIONS, TrainingNoise, derived_seed
 from model import MOST_LOOPS, GPTConfig, compile_layers
 
 # -------------------------------------------------------------------------------------------------
@@ -305,11 +305,12 @@ def train(run, checkpoint):
 
 
 def next_arguments():
-    """What the next command has to name: the user's own files, also that of the class."""
+    """What the next command has to name: the user's own files, also of the class and injection."""
     files = list(settings.own_files)
-    of_class = f"{model_class.partition(':')[0].replace('.', '/')}.py"
-    if not of_class.startswith(('model.', 'zoo/')) and of_class not in files:
-        files.append(of_class)
+    for module in model_class.partition(':')[0], INJECTIONS[injection].__module__:
+        file = f"{module.replace('.', '/')}.py"
+        if file not in files and not file.startswith(('model.', 'loops.', 'zoo/', '__main__.')):
+            files.append(file)
     return shlex.join([*files, f'--out_dir={out_dir}'])
 
 
