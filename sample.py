@@ -189,7 +189,6 @@ def write_text(model, checkpoint):
     if len(prompt) > block_size:
         print(f'the prompt has {len(prompt)} tokens: its last {block_size} (block_size) are used')
 
-    # how it is continued
     writer = decode.decoder_of(decoder)
     plan, policy, words = plan_of(model, writer)
     if writer is None:
@@ -202,7 +201,6 @@ def write_text(model, checkpoint):
     widths = writer.widths(plan)
     check(not compile or widths, 'there is no pass to compile: leave out --compile')
 
-    # some decoders work on one row; otherwise all samples are decoded side by side
     n_rows = 1 if writer.one_row else num_samples
     idx = torch.tensor([prompt] * n_rows, device=model.lm_head.weight.device)
     use_one_thread(model)

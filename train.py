@@ -193,7 +193,7 @@ class Run:
 
 def main():
     settings.set_from_module()
-    if resume:          # the same command begins a run and goes on with it
+    if resume:      # flags win over files behind them, also in a run that the same command begins
         for name, value in settings.flags.items():
             settings.set_by(name, value, FLAG)
     checkpoint = earlier_checkpoint()
@@ -225,12 +225,13 @@ def earlier_checkpoint():
     if resume and not os.path.exists(f'{out_dir}/ckpt.pt'):
         say(f'no run in {out_dir}: a new one, on {dataset}')
         settings.set_knobs(dict(resume=False))      # from here on: is a run continued?
+    elif not (resume or eval_only):
+        check_free(out_dir, overwrite)
     if resume or eval_only:
         checkpoint = read_checkpoint(eval_only and init_from or out_dir)
         check(eval_only or 'optimizers' in checkpoint, f'{out_dir}/ckpt.pt holds weights alone: '
               'start from it with --init_from, in another --out_dir')
         return checkpoint
-    check_free(out_dir, overwrite)
     return read_checkpoint(init_from) if init_from else {}
 
 

@@ -156,8 +156,9 @@ def stored_exits(folder, weights):
 # a run to write -----------------------------------------------------------------------------------
 
 def check_free(out_dir, overwrite=False):
-    """ValueError if out_dir holds a run that may not be overwritten."""
-    check(overwrite or not os.path.exists(f'{out_dir}/ckpt.pt'), f'{out_dir} holds a run: '
+    """ValueError if out_dir holds a run, or weights of one, that may not be overwritten."""
+    found = {os.path.basename(path) for path in glob(os.path.join(escape(out_dir), 'ckpt*.pt'))}
+    check(overwrite or found <= {'ckpt_000000.pt', 'ckpt_best.pt'}, f'{out_dir} holds a run: '
           '--overwrite replaces it, train.py --resume continues it, or give another --out_dir')
 
 
