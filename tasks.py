@@ -11,12 +11,12 @@ your own. `python tasks.py mine.py NAME` compares the labels with the oracle's a
 one, and `python train.py config/calc.py mine.py --dataset=NAME --out_dir=out-NAME` trains.
 
     rng, rows, T    numpy's random generator, the number of problems, the tokens in each problem
-    x               (rows, T) int64, the tokens
-    y               (rows, T) int64, the label of each token: the right answer, as a token;
-                    NOT_ASKED where there is no label, but each problem has at least one
-    depth           (rows, T) int64, the steps of the solution that goes from token to token, which
-                    a transformer may shorten; 0 for a token that needs only itself or has no label.
-                    Training does not read it; tables are by depth, and sample.py names the deepest
+    x               (rows, T) int64, the tokens: i stands for words()[i]
+    y               (rows, T) int64, the label of each token: the right answer, as a token. A GPT
+                    reads only this token and earlier ones, so it must follow from these. NOT_ASKED
+                    where there is no label, but each problem has at least one
+    depth           (rows, T) int64, how many answers must be found one after another before this
+                    one; 0 where there is no label. Tables and sample.py read it, training does not
 """
 import functools
 import hashlib
@@ -56,7 +56,7 @@ class Task:
     What a task is. Its knobs are the fields of a dataclass, with defaults. It must have
 
         __call__(rng, rows, T) -> x, y, depth   the problems, (rows, T) each
-        words() -> list of str                  the texts of all tokens: different, without blanks
+        words() -> list of str                  the text of each token, in order, without blanks
 
     and it may override what stands below this text, and add these methods (arrays are NumPy's):
 
@@ -231,7 +231,7 @@ class Problems:
             check((y != NOT_ASKED).any(axis=1).all(), f'a problem of {self.name} has no label')
 
     def batch(self, rng, rows, T, mine=slice(None)):
-        """The slice `mine` of a batch of `rows` problems: x, y (B, T). See Task.batch."""
+        """Those in the slice `mine` of a batch of `rows` problems: x, y (B, L). See Task.batch."""
         arrays = self.task.batch(rng, rows, T)
         n, length = self.check_arrays(arrays, 2)
         check(n % rows == 0 and length <= T, f'a batch of {self.name} must have a multiple of '
@@ -245,7 +245,7 @@ class Problems:
 
     @functools.cache
     def all_held_out(self, T):
-        """The n held-out problems of T tokens, with n as the seed: x, y, depth (n, T)."""
+        """The n held-out problems of T tokens, seeded by n: x, y, depth (n, T)."""
         n = self.n_held_out(T)
         return self.make(np.random.default_rng([n, *b'held-out']), n, T)
 
@@ -273,7 +273,7 @@ def print_problem(problems, x, y, guesses=None, steps=None, in_colour=False, who
     texts = problems.encoding.texts
     lines = dict(problem=texts(x), right=texts(y))
     if guesses is not None:
-        ignored = NOT_ASKED if who == 'model' else None
+        ignored = NOT_ASKED if who == 'model' else None     # there a model may say anything
         lines[who] = [word if label in (guess, ignored) else f'!{word}!'
                       for word, guess, label in zip(texts(guesses), guesses, y)]
     if steps is not None:
