@@ -279,7 +279,7 @@ def train(run, checkpoint):
         if resume:
             restore(run, checkpoint)
         checkpoint.clear()              # frees some GB if the model is large
-        if is_first and overwrite and not run.done:
+        if is_first and overwrite and not resume:
             start_over(out_dir)
         if is_first and run.examples.tokenizer_json:    # sample.py needs it there
             run.examples.tokenizer_json.save(out_dir)
