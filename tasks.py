@@ -12,9 +12,9 @@ one, and `python train.py config/calc.py mine.py --dataset=NAME --out_dir=out-NA
 
     rng, rows, T    numpy's random generator, the number of problems, the tokens in each problem
     x               (rows, T) int64, the tokens: i stands for words()[i]
-    y               (rows, T) int64, the label of each token: the right answer, as a token. A GPT
-                    reads only this token and earlier ones, so it must follow from these. NOT_ASKED
-                    where there is no label, but each problem has at least one
+    y               (rows, T) int64, the label of each token: the right answer, as a token. It must
+                    follow from this token and earlier ones, unless a model like those of zoo/ reads
+                    all. NOT_ASKED: no label, but each problem has at least one
     depth           (rows, T) int64, how many answers must be found one after another before this
                     one; 0 where there is no label. Tables and sample.py read it, training does not
 """
@@ -63,8 +63,8 @@ class Task:
         oracle(words) -> list of str            the right answer to each word, None where it has no
                                                 label, found in another way than the labels; of what
                                                 somebody has typed, ValueError if it is no problem
-        picture(x, y, guesses, steps) -> str    a problem as it is printed, all (T,); guesses may be
-                                                y; steps: loop steps, to colour tokens, or None
+        picture(x, y, guesses, steps) -> str    a problem as it is printed, a ! at wrong guesses,
+                                                which may be y; steps: to colour tokens, or None
         valid(x, guesses) -> (B,) bool          which guesses (B, T) solve x (B, T), found without
                                                 the labels; for sample.py --num_starts
     """
