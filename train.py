@@ -228,7 +228,7 @@ def earlier_checkpoint():
     elif not (resume or eval_only):
         check_free(out_dir, overwrite)
     if resume or eval_only:
-        checkpoint = read_checkpoint(eval_only and init_from or out_dir)
+        checkpoint = read_checkpoint(init_from if eval_only and init_from else out_dir)
         check(eval_only or 'optimizers' in checkpoint, f'{out_dir}/ckpt.pt holds weights alone: '
               'start from it with --init_from, in another --out_dir')
         return checkpoint
@@ -379,7 +379,7 @@ def iterate(run, stop_signals):
         if it in keep_iters:
             save(run, f'ckpt_{it:06d}.pt')
         if it % eval_interval == 0 or it == max_iters:
-            if it or it == max_iters:   # untrained weights are no run, unless they are all
+            if it > 0 or max_iters == 0:    # untrained weights are no run, unless no others come
                 save(run, 'ckpt.pt')    # first, so that a kill does not cost what was learned
             evaluate_and_keep(run, log)
         if it == max_iters:
