@@ -159,7 +159,7 @@ def check_free(out_dir, overwrite=False):
     """ValueError if out_dir holds a run, or weights of one, that may not be overwritten."""
     found = {os.path.basename(path) for path in glob(os.path.join(escape(out_dir), 'ckpt*.pt'))}
     check(overwrite or found <= {'ckpt_000000.pt', 'ckpt_best.pt'}, f'{out_dir} holds a run: '
-          '--overwrite replaces it, train.py --resume continues a ckpt.pt, or give another --out_dir')
+          '--overwrite replaces it, --resume continues a ckpt.pt, or give another --out_dir')
 
 
 def start_over(out_dir):
