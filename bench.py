@@ -20,8 +20,6 @@ tried with its own and each of `rules`; the others run fixed loops.
                 Small models use one CPU thread, unless OMP_NUM_THREADS is set. See figure_4.png
 
 Paper: sec. 4, App. D, Fig. 4.
-
-    N, T    windows, tokens of a window
 """
 import math
 import time

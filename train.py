@@ -21,9 +21,6 @@ val_loss_N, and on tasks val_acc_N.
 
 Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated gradients). Losses
 are nats per label, on a text per token.
-
-    it          the iteration, from 0
-    micro       the step of gradient accumulation
 """
 import csv
 import math
@@ -50,7 +47,7 @@ from common.checkpoint import (
     save_checkpoint,
     start_over,
 )
-from common.configurator import FLAG, Count, Natural, NotNegative, Positive, configure
+from common.configurator import Count, Natural, NotNegative, Positive, configure
 from common.distributed import say
 from common.errors import check, explain
 from common.files import read_csv, write_csv
@@ -134,8 +131,8 @@ def get_batch(run, it, micro):
     return x.to(run.dev), y.to(run.dev), n_loop, noise
 
 
-def make_model(cls, checkpoint, examples):
-    """A new model on the CPU, with the weights of the checkpoint if it is not {}."""
+def make_model(cls, checkpoint, examples, is_whole):
+    """A new model on the CPU, with the weights of the checkpoint if it is not {}; is_whole: all."""
     vocab_size = examples.vocab_size
     if vocab_size >= 1024:              # matrices whose sides are multiples of 64 are faster
         vocab_size = 64 * math.ceil(vocab_size / 64)
@@ -150,8 +147,7 @@ def make_model(cls, checkpoint, examples):
         check(not others, f"--eval_only takes the trained model: leave out {', '.join(others)}")
     if checkpoint:
         with explain('the weights do not fit', 'leave out what you changed', RuntimeError):
-            missing, unexpected = model.load_state_dict(checkpoint['model'],
-                                                        strict=resume or eval_only)
+            missing, unexpected = model.load_state_dict(checkpoint['model'], strict=is_whole)
         if missing or unexpected:       # such as a gate
             say(f'from scratch: {missing}; left out: {unexpected}')
     return model
@@ -193,12 +189,13 @@ class Run:
 
 def main():
     settings.set_from_module()
-    if resume:      # flags win over files behind them, also in a run that the same command begins
-        for name, value in settings.flags.items():
-            settings.set_by(name, value, FLAG)
-    checkpoint = earlier_checkpoint()
+    if resume:
+        settings.let_flags_win()
+    # with --resume, if there is a run: otherwise it begins one
+    goes_on = resume and not eval_only and os.path.exists(f'{out_dir}/ckpt.pt')
+    checkpoint = earlier_checkpoint(goes_on)
     if checkpoint:
-        take_earlier_knobs(checkpoint)
+        take_earlier_knobs(checkpoint, goes_on)
     # before the data: the file of the class may define their task, as zoo/maze.py does
     cls = class_of(model_class, named='model_class' in settings.given)
     take_fields(cls.Config, is_new=not checkpoint)
@@ -207,9 +204,10 @@ def main():
             vocab_size = checkpoint['model_args']['vocab_size'] if checkpoint else math.inf
             examples = data.open_data(dataset, checkpoint.get('tokenizer'), vocab_size)
             examples.check_fits(block_size)
-            model = make_model(cls, checkpoint, examples).to(dev)
+            model = make_model(cls, checkpoint, examples, is_whole=goes_on or eval_only).to(dev)
             run = Run(model, examples, counts_of(model), dev, autocast)
-            was_stopped = evaluate_only(run, checkpoint) if eval_only else train(run, checkpoint)
+            was_stopped = (evaluate_only(run, checkpoint) if eval_only
+                           else train(run, checkpoint, goes_on))
     except (MemoryError, RuntimeError) as error:        # torch raises a RuntimeError
         check('to allocate' not in str(error).lower(), 'out of memory: halve batch_size and double '
               'gradient_accumulation_steps, which trains alike, lower bptt_k, or train a smaller '
@@ -219,23 +217,22 @@ def main():
         raise SystemExit(130)
 
 
-def earlier_checkpoint():
-    """The checkpoint that the run starts from, {} = none. ValueError if out_dir is not free."""
-    check(not (resume and eval_only), '--eval_only trains nothing: leave out --resume')
-    if resume and not os.path.exists(f'{out_dir}/ckpt.pt'):
-        say(f'no run in {out_dir}: a new one, on {dataset}')
-        settings.set_knobs(dict(resume=False))      # from here on: is a run continued?
-    elif not (resume or eval_only):
-        check_free(out_dir, overwrite)
-    if resume or eval_only:
-        checkpoint = read_checkpoint(init_from if eval_only and init_from else out_dir)
-        check(eval_only or 'optimizers' in checkpoint, f'{out_dir}/ckpt.pt holds weights alone: '
-              'start from it with --init_from, in another --out_dir')
+def earlier_checkpoint(goes_on):
+    """The checkpoint to start from, {} = none. ValueError if a new run finds weights in out_dir."""
+    if eval_only:
+        return read_checkpoint(init_from or out_dir)
+    if goes_on:
+        checkpoint = read_checkpoint(out_dir)
+        check('optimizers' in checkpoint, f'{out_dir}/ckpt.pt holds weights alone: start from it '
+              'with --init_from, in another --out_dir')
         return checkpoint
+    check_free(out_dir, overwrite)
+    if resume:
+        say(f'no run in {out_dir}: a new one, on {dataset}')
     return read_checkpoint(init_from) if init_from else {}
 
 
-def take_earlier_knobs(checkpoint):
+def take_earlier_knobs(checkpoint, goes_on):
     """
     What a run takes from its checkpoint, but never out_dir, resume, overwrite and eval_only:
 
@@ -244,9 +241,9 @@ def take_earlier_knobs(checkpoint):
         --init_from     those of its model, but flags and config files win
     """
     earlier = checkpoint['model_args'] | dict(model_class=checkpoint['model_class'])
-    if resume or eval_only:
+    if goes_on or eval_only:
         earlier = checkpoint['config'] | earlier
-    winners = settings.flags if resume else settings.given
+    winners = settings.flags if goes_on else settings.given
     of_this_run = {'out_dir', 'resume', 'overwrite', 'eval_only'}
     settings.set_from_run(earlier, but=winners.keys() | of_this_run)
 
@@ -268,7 +265,7 @@ def take_fields(config, is_new):
             settings.set_knobs({field.name: field.default_factory() if value is MISSING else value})
 
 
-def train(run, checkpoint):
+def train(run, checkpoint, goes_on):
     """Train to the end, or until a signal -> was it a signal?"""
     check(batch_size % distributed.WORLD == 0, f'batch_size = {batch_size} must be a multiple of '
           f'the number of processes, {distributed.WORLD}')
@@ -276,11 +273,11 @@ def train(run, checkpoint):
     is_first = distributed.RANK == 0
     lock = FileLock(f'{out_dir}/.lock', timeout=0) if is_first else nullcontext()
     with explain(f'another training runs in {out_dir}', 'give another --out_dir', Timeout), lock:
-        if resume:
+        if goes_on:
             restore(run, checkpoint)
-        checkpoint.clear()              # frees some GB if the model is large
-        if is_first and overwrite and not resume:
+        elif is_first and overwrite:
             start_over(out_dir)
+        checkpoint.clear()              # frees some GB if the model is large
         if is_first and run.examples.tokenizer_json:    # sample.py needs it there
             run.examples.tokenizer_json.save(out_dir)
         try:
@@ -378,7 +375,7 @@ def iterate(run, stop_signals):
         # the weights so far: ckpt_000000.pt has them as they are drawn
         if it in keep_iters:
             save(run, f'ckpt_{it:06d}.pt')
-        if it % eval_interval == 0 or it == max_iters:
+        if is_evaluated(it):
             if it > 0 or max_iters == 0:    # untrained weights are no run, unless no others come
                 save(run, 'ckpt.pt')    # first, so that a kill does not cost what was learned
             evaluate_and_keep(run, log)
@@ -423,6 +420,11 @@ def iterate(run, stop_signals):
 
 
 # log and evaluation -------------------------------------------------------------------------------
+
+def is_evaluated(it):
+    """Is there an evaluation before iteration `it`?"""
+    return it % eval_interval == 0 or it == max_iters
+
 
 def evaluate_and_keep(run, log):
     """Evaluate the weights so far, keep the best at any of eval_loops, and add a row to the log."""
@@ -473,8 +475,7 @@ def earlier_rows(path, done):
     for row in rows:
         for name in row.keys() - {'loops'}:
             float(row[name] or 0)       # the figure needs numbers
-    comes_again = done % eval_interval == 0 or done == max_iters
-    evaluated = None if comes_again else str(done)
+    evaluated = None if is_evaluated(done) else str(done)
     return [row for row in rows
             if int(row['iter']) < done or row['iter'] == evaluated and not row['loss']]
 

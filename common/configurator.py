@@ -62,8 +62,7 @@ def configure(script, positional=None, keep_unknown=False):
 
 class Settings:
     """
-    Who has set the knobs of a script. Their values are its globals. `add`, set_from_run
-    and set_from_module are for train.py.
+    Who has set the knobs of a script. Their values are its globals.
 
         last_set    {name: its value as a text} of all knobs, as they were last set here. A text
                     shows what is changed in place, and tells 1 from True
@@ -135,6 +134,11 @@ class Settings:
         self.given[key] = by
         if by == FLAG:
             self.flags[key] = self.knobs().get(key, value)
+
+    def let_flags_win(self):
+        """Set the knobs of flags again, over those of config files behind them."""
+        for name, value in self.flags.items():
+            self.set_by(name, value, FLAG)
 
     def read_file(self, path):
         """Run a config file as a module that has the knobs, and set those that it changes."""

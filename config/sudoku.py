@@ -2,7 +2,6 @@
 #   python train.py config/sudoku.py
 #   python sample.py --out_dir=out-sudoku --num_starts=8
 #   python sample.py --out_dir=out-sudoku --start=FILE:board.txt    one from a newspaper
-# It learns from boards of 4 x 4, 6 x 6 and 9 x 9 with 21 loops on average.
 model_class = 'zoo.sudoku:Sudoku'
 dataset = 'sudoku'
 out_dir = 'out-sudoku'
