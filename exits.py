@@ -213,7 +213,7 @@ def loop(f, x, k_max, rule, logits_at=None, readers=None, record=None):
         rule.check_value(value, x1, evals[awake])
         streak[awake] = (streak[awake] + 1) * (value < rule.tau)
 
-        # who has moved loops on; if the rule wakes, so do all who read one that has
+        # tokens that moved loop on; if the rule wakes, so do all who read one of them
         moved = streak < rule.hits
         next_awake = moved | readers(moved) if readers else moved
 
@@ -225,8 +225,8 @@ def loop(f, x, k_max, rule, logits_at=None, readers=None, record=None):
         if record:
             record(awake, x)
 
-        # a sleeper does not move: its memo becomes that of a step from x to x, with which the rule
-        # compares its first step after waking
+        # who falls asleep changes no more: its memo becomes that of a step without a change, with
+        # which the rule compares its first step after waking
         falls = awake & ~next_awake
         if readers and memos is not None and falls.any():
             rests = numbers_of(falls, x)

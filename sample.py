@@ -11,8 +11,6 @@ Text from a checkpoint, or answers where the model has learned a task, with any 
 It needs only a checkpoint, not the data, and uses a pretrained one if you have trained none.
 
 Paper: sec. 4 (exit rules), Algorithm 1 (accel).
-
-    B, T    problems, tokens of a problem
 """
 import time
 from dataclasses import replace
@@ -125,6 +123,8 @@ def answer_problems(model, checkpoint):
         marked = 'a ! beside wrong ones' if has_picture else 'wrong ones as !word!'
         print(f'--- {right.sum()} of {right.size} answers right, {100 * right.mean():.1f}%; '
               f'{marked}')
+    if problems.task.valid and not problems.task.valid(x, guesses).all():
+        print('not solved: more tries (--num_starts) may solve it')
     if depth is not None and problems.task.shows_deepest:
         in_one_pass = policy == 'exact' and model.groups        # a plain model keeps no steps
         print(deepest_answer(y, depth, guesses, kept if in_one_pass else None), end='; ')

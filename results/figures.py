@@ -9,9 +9,8 @@ from common import plots
 from common.files import read_csv
 
 ASLEEP = 'Algorithm 1, sleeping'
-WAITING = 'Algorithm 1, until all\nearlier tokens are still'
 FIXED = 'the fewest\nfixed loops\nthat are right'
-WORDS_AT = {ASLEEP: (250, 9.5), WAITING: (330, 110), FIXED: (19, 200)}     # beside the lines
+WORDS_AT = {ASLEEP: (250, 9.5), FIXED: (19, 200)}      # beside the lines
 
 # depth.md -----------------------------------------------------------------------------------------
 
@@ -60,17 +59,17 @@ def draw_line(ax, rows, label, colour, style):
 
 def costs(seed):
     """{label: [(the deepest answer, loop steps per token), ...]}, where all answers are right."""
-    points = {ASLEEP: [], WAITING: [], FIXED: []}
+    points = {ASLEEP: [], FIXED: []}
     fewest = {}
     for row in read_csv('results/rules.csv'):
         kind, _, run = row['run'].partition('-')
-        if not run.endswith(f'looped-{seed}') or float(row['accuracy']) < 0.9999:
+        is_whole = float(row['accuracy']) >= 0.9999
+        if kind != 'calc' or not run.endswith(f'looped-{seed}') or not is_whole:
             continue
         deepest = float(row['deepest'])
-        label = dict(calc=ASLEEP, waiting=WAITING).get(kind)
-        if label and (row['rule'], row['tau'], row['wake']) == ('accel', '1', 'True'):
-            points[label].append((deepest, float(row['mean_evals'])))
-        if kind == 'calc' and row['kind'] == 'fixed loops':
+        if (row['rule'], row['tau'], row['wake']) == ('accel', '1', 'True'):
+            points[ASLEEP].append((deepest, float(row['mean_evals'])))
+        if row['kind'] == 'fixed loops':
             fewest.setdefault(deepest, []).append(int(row['n_loop']))
     # one of them is the full budget; if it stands alone, no fewer loops were enough
     points[FIXED] = [(deepest, min(counts)) for deepest, counts in fewest.items()

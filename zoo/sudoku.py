@@ -294,7 +294,7 @@ class Sudokus(tasks.Task):
         letters = ''.join(text.split()).upper()
         sides = {n * n: n for n in BOXES}
         check(len(letters) in sides, f'a board has {", ".join(map(str, sides))} letters, row by '
-              f'row, and not {len(letters)}')
+              f'row, and not {len(letters)} (one in a file: FILE:board.txt)')
         n = sides[len(letters)]
         unknown = {*letters} - {'.', '0', *DIGITS[:n]}
         check(not unknown, f'a board of {n} x {n} has the digits {DIGITS[:n]}, and . or 0 for an '
