@@ -203,7 +203,6 @@ def write_text(model, checkpoint):
 
     n_rows = 1 if writer.one_row else num_samples
     idx = torch.tensor([prompt] * n_rows, device=model.lm_head.weight.device)
-    use_one_thread(model)
     if compile:
         from compiled import compile_passes
         print('compiling: on a CPU up to a minute, in which nothing is written')
@@ -262,6 +261,7 @@ def print_row(parts, b, encoding, text, in_colour):
 def main():
     dev, _ = pick_device(device, 'float32')
     model, checkpoint, folder, _ = open_run(out_dir, dev, length=length, damping=damping)
+    use_one_thread(model)
     check(model.groups or not exit, f'the model in {folder} has no groups that loop: leave out '
           '--exit')
     if tasks.is_task(checkpoint['config']['dataset']):
