@@ -6,6 +6,7 @@ import os
 import runpy
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -38,6 +39,10 @@ TINY = [
     '--dataset=book', '--n_layer=4', '--n_embd=16', '--n_head=2', '--groups=[[1],[2]]',
     '--block_size=16', '--batch_size=4', '--max_iters=12', '--eval_interval=5', '--eval_windows=7',
     '--eval_loops=[1,3]', '--log_interval=4', '--keep_iters=[0,3]', '--device=cpu']
+
+
+# are tensors, or dicts of them, equal bit for bit? It says which are not
+check_bits = partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
 def pytest_addoption(parser):
@@ -107,7 +112,7 @@ def finished(*args, script='train.py'):
 def refused(*args, script='train.py'):
     """A script that must end in one line with status 2 -> the line."""
     done = run(*args, script=script)
-    assert done.returncode == 2 and done.stderr.count('\n') == 1, done.stderr
+    assert done.returncode == 2 and done.stderr.count('\n') == 1, done
     return done.stderr
 
 

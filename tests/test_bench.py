@@ -226,7 +226,7 @@ def test_the_interval_is_paired_and_of_a_ratio():
     picks = rng.integers(400, size=(4000, 400))
     draws = difference[picks].sum(axis=1) / labels[picks].sum(axis=1)
     ends = np.percentile(draws, [2.5, 97.5])
-    assert [low - cost, high - cost] == pytest.approx(ends - cost, rel=0.05)
+    assert [low - cost, high - cost] == pytest.approx([*(ends - cost)], rel=0.05)
     assert np.isnan(bench.excess(found([2], [1]), found([1], [1]))[1:]).all()
 
 

@@ -276,9 +276,9 @@ def test_two_first_calls_at_once(monkeypatch):
     ('own', 'good.txt', dict(tokenizer='large.json')),
     ('own', 'good.txt', dict(bpe=300, tokenizer='bytes')),
     ('own', 'good.txt', dict(val_path='copy.txt')), ('own', 'good.txt', dict(tokens=1e6)),
-    ('torchdocs', 'good.txt', {}),
+    ('torchdocs', 'good.txt', {}), ('calc', 'good.txt', {}),
     ('fineweb', 'good.txt', dict(bpe=300)), ('torchdocs', None, dict(val_path='good.txt')),
-    ('calc', 'good.txt', {}), ('../out', 'good.txt', {}), ('mine', 'data/mine/input.txt', {})])
+    ('../out', 'good.txt', {}), ('mine', 'data/mine/input.txt', {})], ids=str)
 def test_bad_input_and_nothing_lost(name, path, knobs):
     make_good()
     Path('empty.txt').write_text(' \n')

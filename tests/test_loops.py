@@ -118,7 +118,7 @@ def test_the_norm_is_that_of_torch():
     ours.load_state_dict(torchs.state_dict())
     x = torch.cat((torch.randn(2, 3, 8), torch.zeros(2, 1, 8), 1e-4 * torch.randn(2, 1, 8)), dim=1)
     for dtype, tol in ((torch.float32, dict(rtol=1e-5, atol=1e-6)),
-                       (torch.bfloat16, dict(rtol=0.05, atol=0.05))):
+                       (torch.bfloat16, dict(rtol=0.05, atol=0.2))):
         found = []
         for norm in ours.to(dtype), torchs.to(dtype):
             x1 = x.to(dtype, copy=True).requires_grad_()

@@ -88,6 +88,7 @@ def test_every_command(commands_of):
                 continue
             if script == 'train.py' and not re.search('--(init_from|eval_only)', line):
                 args += SHAPE
+            print(path, line)           # which pytest shows if it fails
             finished(*(tiny(arg) for arg in args), *TINY.get(script, []), script=script)
     assert len(done) > 100
 

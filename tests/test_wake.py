@@ -142,7 +142,7 @@ def test_long_rows_read_only_the_window(tiny):
 
 
 @torch.no_grad()
-def test_near_attention_sums_in_float32(tiny, idx):
+def test_near_attention_sums_in_float32():
     """Under bfloat16 the awake alone are as exact as all: the sums are those of float32."""
     q = torch.randn(1, 3, 2, 8).bfloat16()
     kv = torch.randn(1, 3, 4, 2, 2, 8).bfloat16()
