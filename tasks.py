@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
-from common.configurator import Count, Natural, build, configure
+from common.configurator import Count, Natural, Share, build, configure
 from common.encoding import Words
 from common.errors import check, run
 from common.terminal import paint
@@ -68,8 +68,7 @@ class Task:
         valid(x, guesses) -> (B,) bool          which guesses (B, T) solve x (B, T), found without
                                                 the labels; for sample.py --num_starts
     """
-    # the names of all knobs on which words() depends: a model refuses problems with other values of
-    # these. If one is missing here, the model takes other words for its own
+    # the names of the knobs on which words() depends: a model refuses other values of these
     of_words = ()
     shows_deepest = True        # does sample.py print the deepest answer, and when it was found?
     most_held_out = 2 ** 20     # tokens in all held-out problems of one length
@@ -101,13 +100,12 @@ class Calc(Task):
     each later one with probability `reset`. The depth is the distance from the last `=v`.
     """
     p: int = 5
-    reset: float = 0.2
+    reset: Share = 0.2
 
     of_words = ('p',)
 
     def __post_init__(self):
-        check(self.p > 1 and 0 <= self.reset <= 1, 'p must be at least 2, and reset a share, not '
-              f'{self.p} and {self.reset}')
+        check(self.p > 1, f'p must be at least 2, not {self.p}')
 
     def __call__(self, rng, rows, T):
         p = self.p
@@ -118,7 +116,6 @@ class Calc(Task):
         # the words are =0 ... =(p-1), then +1 ... +(p-1), then *1 ... *(p-1)
         x = v + np.array([0, p - 1, 2 * (p - 1)])[op]
 
-        # the value after each token
         y = v.copy()
         for t in range(1, T):
             value = y[:, t - 1]
@@ -131,7 +128,7 @@ class Calc(Task):
 
     def oracle(self, words):
         """Compute with Python's unlimited integers, and take the remainder only in the answers."""
-        check(words[0][0] == '=', 'it must begin with =v')
+        check(words[0][0] == '=', 'a problem must begin with =v')
         answers = []
         for word in words:
             v = int(word[1:])
@@ -164,10 +161,13 @@ class Problems:
     def __init__(self, dataset):
         self.name = dataset.partition(':')[0]
         self.task = build(dataset, TASKS, 'task')
-        of_words = ','.join(f'{field}={getattr(self.task, field)}' for field in self.task.of_words)
+        knobs = {field: getattr(self.task, field) for field in self.task.of_words}
         words = self.task.words()
+        check(type(self.task)(**knobs).words() == words, f'of_words of the task {self.name} must '
+              'name all knobs on which its words depend')
         check(len({*words}) == len(words) and all(str(word).split() == [word] for word in words),
               f'the words of {self.name} must be different texts without blanks')
+        of_words = ','.join(f'{field}={value}' for field, value in knobs.items())
         self.encoding = Words(f'{self.name}:{of_words}', words)
         self.tokenizer = self.encoding.name
         self.vocab_size = self.encoding.n_vocab
@@ -184,7 +184,7 @@ class Problems:
         _, y, depth = arrays
         check(depth.min() >= 0 and not depth[y == NOT_ASKED].any(), f'the task {self.name} must '
               'have depths of at least 0, and of 0 where there is no label')
-        return arrays
+        return tuple(map(np.ascontiguousarray, arrays))     # torch takes no reversed ones
 
     def check_arrays(self, arrays, n):
         """ValueError unless the task has made n arrays as it must -> their shape (rows, T)."""
@@ -192,10 +192,10 @@ class Problems:
               f'tuple of {n} arrays')
         x, y = arrays[:2]
         shape = np.shape(x)
-        fits = [np.shape(array) == shape and getattr(array, 'dtype', None) == np.int64
-                for array in arrays]
-        check(len(shape) == 2 and all(fits) and x.size, f'the task {self.name} must make arrays of '
-              'int64 and of one shape, (rows, T)')
+        others = [name for name, array in zip(('x', 'y', 'depth'), arrays)
+                  if np.shape(array) != shape or getattr(array, 'dtype', None) != np.int64]
+        check(len(shape) == 2 and not others and x.size, f'the task {self.name} must make arrays '
+              f'of int64 and of one shape, (rows, T), and does not: {", ".join(others) or shape}')
         tokens = np.concatenate((x.flatten(), y[y != NOT_ASKED]))
         check(0 <= tokens.min() <= tokens.max() < self.vocab_size, f'the task {self.name} has '
               f'{self.vocab_size} words, and tokens from {tokens.min()} to {tokens.max()}')
@@ -205,8 +205,9 @@ class Problems:
         """The oracle's answers to a problem x (T,), as tokens (T,); NOT_ASKED where it has none."""
         tokens = self.encoding.tokens | {None: NOT_ASKED}
         words = self.task.oracle([self.encoding.vocabulary[token] for token in x])
-        check(len(words) == len(x) and tokens.keys() >= set(words),
-              f'the oracle of {self.name} must answer each word with a word or None, not {words}')
+        check(len(words) == len(x) and tokens.keys() >= {*words}, f'the oracle of {self.name} must '
+              f'answer {len(x)} words with a word or None each, and has {len(words)} answers, '
+              f'of which these are no words: {[*{*words} - tokens.keys()]}')
         return np.array([tokens[word] for word in words])
 
     def solve(self, text):
@@ -236,7 +237,7 @@ class Problems:
         n, length = self.check_arrays(arrays, 2)
         check(n % rows == 0 and length <= T, f'a batch of {self.name} must have a multiple of '
               f'{rows} problems, of {T} tokens at most, and not {n} of {length}')
-        x, y = (array.reshape(rows, -1, array.shape[1])[mine] for array in arrays)
+        x, y = (np.ascontiguousarray(array).reshape(rows, -1, length)[mine] for array in arrays)
         return torch.from_numpy(x).flatten(0, 1), torch.from_numpy(y).flatten(0, 1)
 
     def n_held_out(self, T):
@@ -269,7 +270,6 @@ def print_problem(problems, x, y, guesses=None, steps=None, in_colour=False, who
         print(problems.task.picture(x, y, shown, steps if in_colour else None))
         return
 
-    # lines of words
     texts = problems.encoding.texts
     lines = dict(problem=texts(x), right=texts(y))
     if guesses is not None:
@@ -279,7 +279,6 @@ def print_problem(problems, x, y, guesses=None, steps=None, in_colour=False, who
     if steps is not None:
         lines['loops'] = [f'{n:.1f}'.removesuffix('.0') for n in steps]
 
-    # blocks as wide as the terminal
     width = 1 + max(len(word) for words in lines.values() for word in words)
     per_block = max(1, (shutil.get_terminal_size().columns - len('problem')) // width)
     for first in range(0, len(x), per_block):

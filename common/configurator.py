@@ -32,6 +32,7 @@ from common.errors import OWN_FILE, check, did_you_mean, explain, run
 Count = Annotated[int, 'at least 1', lambda value: value >= 1]
 Natural = Annotated[int, 'at least 0', lambda value: value >= 0]
 Positive = Annotated[float, 'positive and finite', lambda value: 0 < value < math.inf]
+Share = Annotated[float, 'from 0 to 1', lambda value: 0 <= value <= 1]
 NotNegative = Annotated[float, 'at least 0 and finite', lambda value: 0 <= value < math.inf]
 
 FLAG = 'the command line'

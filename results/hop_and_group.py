@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from common.configurator import Count, Natural, NotNegative
+from common.configurator import Count, Natural, Share
 from common.errors import check
 from tasks import NOT_ASKED, TASKS, Task, steps_since
 
@@ -71,8 +71,8 @@ class Hop(Task):
     def oracle(self, words):
         """Search for each hop letter by letter, as the definition says."""
         p, v = words[0], words[1:]
-        check(p.isdigit() and all(letter.isalpha() for letter in v), 'it must be a number of hops, '
-              'then letters')
+        check(p.isdigit() and all(letter.isalpha() for letter in v), 'a problem must be a number '
+              'of hops, then letters')
         answers = [None]
         for i in range(len(v)):
             for _ in range(int(p)):
@@ -97,7 +97,7 @@ class Group(Task):
     need a depth that grows with the length of the product, unless TC0 = NC1 (Liu et al. 2023).
     """
     name: Literal['S3', 'S5'] = 'S3'
-    reset: NotNegative = 0.2
+    reset: Share = 0.2
 
     of_words = ('name',)
 
@@ -120,7 +120,7 @@ class Group(Task):
 
     def oracle(self, words):
         """Multiply permutation matrices."""
-        check(words[0][0] == '=', 'it must begin with =g')
+        check(words[0][0] == '=', 'a problem must begin with =g')
         value = eye = np.eye(len(GROUPS[self.name][0]), dtype=int)
         answers = []
         for word in words:

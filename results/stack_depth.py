@@ -10,14 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from common.configurator import Count, Share
 from tasks import TASKS, Task, steps_since
 
 
 @dataclass
 class Stack(Task):
     """The number of open brackets after each word, modulo p; reset: the share of words |."""
-    p: int = 5
-    reset: float = 0.05
+    p: Count = 5
+    reset: Share = 0.05
     of_words = ('p',)
 
     def words(self):
