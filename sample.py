@@ -123,13 +123,13 @@ def answer_problems(model, checkpoint):
         marked = 'a ! beside wrong ones' if has_picture else 'wrong ones as !word!'
         print(f'--- {right.sum()} of {right.size} answers right, {100 * right.mean():.1f}%; '
               f'{marked}')
-    if problems.task.valid and not problems.task.valid(x, guesses).all():
-        print('not solved: more tries (--num_starts) may solve it')
+    if problems.task.valid:
+        left = sum(~problems.task.valid(x, guesses))
+        print(f'not solved: {left} of {len(x)}; --num_starts=32 may help' if left else 'solved')
     if depth is not None and problems.task.shows_deepest:
         in_one_pass = policy == 'exact' and model.groups        # a plain model keeps no steps
         print(deepest_answer(y, depth, guesses, kept if in_one_pass else None), end='; ')
-    last = ' in the last try' if num_starts > 1 else ''
-    print(f'a token was computed {evals.mean():.1f} times{last}')
+    print(f'a token was computed {evals.mean():.1f} times')
     if plan.rule and (kept == plan.counts).any():
         # counts tokens, too, that a rule with keep has stopped in the very last step
         print('some tokens took the whole budget: a larger --n_loop may change them')
@@ -143,8 +143,8 @@ def answer_problems(model, checkpoint):
 def answers_of(model, problems, x, plan, policy):
     """
     Problems x (B, T) -> the model's answers (B, T), the loop steps kept (B, T, groups), and those
-    computed, on average over the groups (B, T). Problems that are not solved are tried again,
-    num_starts times in all.
+    computed in all tries, on average over the groups (B, T). Problems that are not solved are tried
+    again, num_starts times in all.
     """
     idx = torch.from_numpy(x).to(model.lm_head.weight.device)
     guesses = np.zeros_like(x)
@@ -156,7 +156,8 @@ def answers_of(model, problems, x, plan, policy):
         logits, *steps = decode.read(model, idx[left], replace(plan, noise=as_noise(attempt)),
                                      policy)
         guesses[left] = logits.argmax(-1).cpu()
-        kept[left], evals[left] = torch.stack(steps).cpu()
+        kept[left], computed = torch.stack(steps).cpu().numpy()
+        evals[left] += computed
         if num_starts > 1:
             left = left[~problems.task.valid(x[left], guesses[left])]
             if not len(left):

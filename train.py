@@ -7,17 +7,17 @@ Train a recurrent-depth GPT.
     python train.py --eval_only --out_dir=out-calc --block_size=192 '--eval_loops=[64,256]'
                                             no training: the losses by loops, here at another
                                             length (not with learned positions), by depth in
-                                            eval_WEIGHTS-ITER_DATASET_T.csv
+                                            eval_WEIGHTS-ITER[-WINDOWS]_DATASET_T.csv
     python train.py mine.py --model_class=mine:Mine     another class of model, in mine.py
     torchrun --standalone --nproc_per_node=2 train.py config/groups.py
 
 writes ckpt.pt, ckpt_ITER.pt at keep_iters, ckpt_best.pt (ckpt_best_ITER.pt of an earlier kind of
-evaluation), log.csv and loss.png; eval.csv at the end. Ctrl-C finishes the step and saves; a second
-one stops at once. In a notebook: import train; train.max_iters = 12; train.main().
+evaluation), log.csv and loss.png; eval.csv at the end. Ctrl-C finishes the step or evaluation and
+saves; a second one stops at once. In a notebook, once (the knobs of a checkpoint stay): import
+train; train.max_iters = 12; train.main().
 
-log.csv has rows of iterations (their own loss; loops of the last micro step; grad_norm before
-clipping; times, means since the last such row), and of evaluations by N loops, before the step:
-val_loss_N, and on tasks val_acc_N.
+log.csv has rows of iterations (loops of the last micro step; grad_norm before clipping; mean times)
+and of evaluations by N loops, before the step: val_loss_N, and on tasks val_acc_N.
 
 Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated gradients). Losses
 are nats per label, on a text per token.
@@ -61,10 +61,10 @@ out_dir = 'out'             # checkpoints, log and figure
 resume = False              # continue out_dir/ckpt.pt with its knobs; start if there is none
 overwrite = False           # start over in an out_dir that holds a run
 init_from: str | None = None    # a checkpoint, or its folder, whose model and weights to start from
-eval_only = False           # no training: the table of out_dir/ckpt.pt, or of init_from
+eval_only = False           # no training: the table of out_dir/ckpt.pt, or of init_from, beside it
 # model: small enough for two CPU cores and some minutes
 model_class = 'model:GPT'   # MODULE:CLASS; what its Config adds is a knob, too
-block_size = 48             # tokens of context; attention learns faster with few positions
+block_size: Count = 48      # tokens of context; attention learns faster with few positions
 n_layer = 6
 n_head = 2
 n_embd = 96
@@ -189,8 +189,6 @@ class Run:
 
 def main():
     settings.set_from_module()
-    if resume:
-        settings.let_flags_win()
     # with --resume, if there is a run: otherwise it begins one
     goes_on = resume and not eval_only and os.path.exists(f'{out_dir}/ckpt.pt')
     checkpoint = earlier_checkpoint(goes_on)
@@ -236,7 +234,7 @@ def take_earlier_knobs(checkpoint, goes_on):
     """
     What a run takes from its checkpoint, but never out_dir, resume, overwrite and eval_only:
 
-        --resume        all knobs, but flags win, before or behind a config file
+        --resume        all knobs, but flags win
         --eval_only     all, but flags and config files win; all windows, if no flag says how many
         --init_from     those of its model, but flags and config files win
     """
@@ -315,7 +313,7 @@ def next_arguments():
 def restore(run, checkpoint):
     """Continue the run of a checkpoint; the model has its weights already."""
     check(checkpoint['data'] == run.examples.sha256, f'{dataset} is not what this run was trained '
-          'on: restore it, or start from the weights with --init_from')
+          'on: restore it, leave out --dataset, or start from the weights with --init_from')
     check(checkpoint['optimizers'].keys() == run.optimizers.keys(), 'the state of one optimizer '
           'is of no use to another: leave out --optimizer')
     for name, opt in run.optimizers.items():
@@ -513,14 +511,17 @@ def counts_of(model):
 
 
 def evaluate_only(run, checkpoint):
-    """--eval_only: the table of a checkpoint. Returns None: no signal ends it early."""
+    """--eval_only: the table of a checkpoint -> False: no signal has ended it early."""
     run.done = checkpoint['iter_num']
-    scores = scores_of(run, settings.flags.get('eval_windows'))
+    n_windows = settings.flags.get('eval_windows')
+    scores = scores_of(run, n_windows)
     results = folder_of_results(checkpoint['folder'])
     weights = os.path.basename(checkpoint['path']).removesuffix('.pt')
-    suffix = re.sub('[:=]', '-', f'_{weights}-{run.done}_{dataset}_{block_size}')
+    windows = f'-{n_windows}' if n_windows else ''
+    suffix = re.sub('[:=]', '-', f'_{weights}-{run.done}{windows}_{dataset}_{block_size}')
     evaluation.save_scores(scores, results, suffix)
     say(f'{results}/eval{suffix}.csv')
+    return False
 
 
 if __name__ == '__main__':

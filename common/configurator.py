@@ -5,7 +5,8 @@ a text such as calc:p=7 -> an object of a class in a table, by the same conversi
 A script writes its knobs as plain globals, most with a comment beside them, calls
 configure(globals()) behind them, and ends with run(main), which is in errors.py.
 
-Config files (Python files that bind knobs, and may read them) and flags apply in the order given:
+Config files (Python files that bind knobs, and may read them) apply in the order given, and flags
+win over all of them:
 
     python train.py config/groups.py --batch_size=32 --seed 1 --compile
 
@@ -109,6 +110,8 @@ class Settings:
                 check(positional, f"'{arg}' is neither a --key=value flag nor a config file (.py)")
                 self.read_flag(f'--{positional}={arg}', args)
                 positional = None
+        for name, value in self.flags.items():      # again, over files behind them
+            self.set_by(name, value, FLAG)
 
     def read_flag(self, arg, following):
         """Set a knob from --key=value, --key value (taken from the next arguments), or --key."""
@@ -135,11 +138,6 @@ class Settings:
         self.given[key] = by
         if by == FLAG:
             self.flags[key] = self.knobs().get(key, value)
-
-    def let_flags_win(self):
-        """Set the knobs of flags again, over those of config files behind them."""
-        for name, value in self.flags.items():
-            self.set_by(name, value, FLAG)
 
     def read_file(self, path):
         """Run a config file as a module that has the knobs, and set those that it changes."""

@@ -23,7 +23,7 @@ def paint(text, steps):
 def print_legend():
     """Print which colour begins at which number of loop steps."""
     legend = ''.join(paint(f' {bound} ', bound) for bound in COLOURS)
-    print(f'colours start at these mean loop steps: {legend}')
+    print(f'colours start at these mean loop steps (red: many, not wrong): {legend}')
 
 
 def print_rows(title, rows, formats):

@@ -49,7 +49,7 @@ def main():
         commit = next((note.read_text().strip() for note in notes if note.exists()), '')
         if path.name == 'eval.csv':
             first |= training(folder)
-        elif path.name.startswith('eval_'):         # eval_WEIGHTS-ITERATION_DATA_LENGTH.csv
+        elif path.name.startswith('eval_'):         # see train.py
             first['data'] = re.sub(r'eval_.*?-\d+_', '', path.stem)
         for row in read_csv(path):
             row = {name: short(value) for name, value in (first | row).items()}

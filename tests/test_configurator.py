@@ -84,9 +84,10 @@ def script(tmp_path, monkeypatch):
     # a config file reads the knobs as they are so far
     (['--count=5', 'a.py'], dict(rate=10.0, count=5, layers=[[0], [1, 2]])),
     (['a.py', '--count=5'], dict(rate=6.0, count=5, layers=[[0], [1, 2]])),
-    (['other.py'], dict(count=4)), (['bom.py'], dict(count=7)), (['parts.py'], dict(count=6)),
+    (['--count=5', 'other.py'], dict(count=5)), (['other.py'], dict(count=4)),
+    (['bom.py'], dict(count=7)), (['parts.py'], dict(count=6)),
     (['appends.py'], dict(layers=[[1], [2]])), (['everything.py'], dict(groups='all'))])
-def test_arguments_apply_in_the_order_given(script, args, changes):
+def test_files_apply_in_the_order_given_and_flags_win(script, args, changes):
     names = script(*args)
     assert names['settings'].knobs() == DEFAULTS | changes
     assert {key: names[key] for key in DEFAULTS} == DEFAULTS | changes

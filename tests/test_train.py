@@ -451,7 +451,7 @@ def test_eval_only_is_the_table_at_the_end(whole):
     assert Path('out/eval_ckpt-12_book_16.csv').read_text() == (whole / 'eval.csv').read_text()
     finished('--eval_only', '--init_from=out/ckpt_000003.pt', '--eval_windows=5',
              '--eval_loops=[2]')
-    row, = read_csv('out/eval_ckpt_000003-3_book_16.csv')
+    row, = read_csv('out/eval_ckpt_000003-3-5_book_16.csv')
     assert (row['loops'], row['labels']) == ('2', str(5 * 16))
     assert Path('out/eval.csv').read_text() == (whole / 'eval.csv').read_text()
     assert differences(whole, 'out') == []
