@@ -131,7 +131,6 @@ def answer_problems(model, checkpoint):
         print(deepest_answer(y, depth, guesses, kept if in_one_pass else None), end='; ')
     print(f'a token was computed {evals.mean():.1f} times')
     if plan.rule and (kept == plan.counts).any():
-        # counts tokens, too, that a rule with keep has stopped in the very last step
         print('some tokens took the whole budget: a larger --n_loop may change them')
     order = ('all tokens together' if policy == 'exact'
              else f'one token after another (cache {policy})')

@@ -61,14 +61,14 @@ class Task:
     and it may override what stands below this text, and add these methods (arrays are NumPy's):
 
         oracle(words) -> list of str            the right answer to each word, None where it has no
-                                                label, found in another way than the labels; of what
-                                                somebody has typed, ValueError if it is no problem
+                                                label, found in another way than the labels. What
+                                                --start types may be no problem: then a ValueError
         picture(x, y, guesses, steps) -> str    a problem as it is printed, a ! at wrong guesses,
                                                 which may be y; steps: to colour tokens, or None
         valid(x, guesses) -> (B,) bool          which guesses (B, T) solve x (B, T), found without
                                                 the labels; for sample.py --num_starts
     """
-    # the names of the knobs on which words() depends: a model refuses other values of these
+    # the knobs that decide words(): a model refuses others, and they alone must make a valid task
     of_words = ()
     shows_deepest = True        # does sample.py print the deepest answer, and when it was found?
     most_held_out = 2 ** 20     # tokens in all held-out problems of one length
@@ -195,7 +195,7 @@ class Problems:
         others = [name for name, array in zip(('x', 'y', 'depth'), arrays)
                   if np.shape(array) != shape or getattr(array, 'dtype', None) != np.int64]
         check(len(shape) == 2 and not others and x.size, f'the task {self.name} must make arrays '
-              f'of int64 and of one shape, (rows, T), and does not: {", ".join(others) or shape}')
+              f"of NumPy's int64 and one shape (rows, T), and not {', '.join(others) or shape}")
         tokens = np.concatenate((x.flatten(), y[y != NOT_ASKED]))
         check(0 <= tokens.min() <= tokens.max() < self.vocab_size, f'the task {self.name} has '
               f'{self.vocab_size} words, and tokens from {tokens.min()} to {tokens.max()}')
@@ -271,7 +271,7 @@ def print_problem(problems, x, y, guesses=None, steps=None, in_colour=False, who
         return
 
     texts = problems.encoding.texts
-    lines = dict(problem=texts(x), right=texts(y))
+    lines = {'problem': texts(x), 'label' if who == 'oracle' else 'right': texts(y)}
     if guesses is not None:
         ignored = NOT_ASKED if who == 'model' else None     # there a model may say anything
         lines[who] = [word if label in (guess, ignored) else f'!{word}!'

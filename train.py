@@ -380,7 +380,6 @@ def iterate(run, stop_signals):
         if it == max_iters:
             break
 
-        # a step
         began = time.perf_counter()
         loss, n_loop, n_tokens = forward_backward(run, it)
         norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), grad_clip or math.inf)

@@ -13,7 +13,7 @@ import traceback
 from contextlib import contextmanager
 
 # advice for a name that no table has
-OWN_FILE = 'a part in zoo/ or your own is known once its file is imported or named after the script'
+OWN_FILE = 'give the file of a part in zoo/ or of your own behind the script, or import it'
 
 
 def check(good, message):

@@ -4,7 +4,6 @@ Two tasks of depth.md: pointers through a row of letters, and products of permut
     python train.py config/calc.py results/hop_and_group.py --dataset=group --out_dir=out-group
     python train.py config/calc.py results/hop_and_group.py --dataset=hop --window=None \\
         --block_size=40 --batch_size=64 --max_iters=1500 --out_dir=out-hop
-    python tasks.py results/hop_and_group.py hop
 """
 import itertools
 import string

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.configurator import Count, Share
+from common.errors import check
 from tasks import TASKS, Task, steps_since
 
 
@@ -38,10 +39,13 @@ class Stack(Task):
         return x, y, steps_since(x == 0)
 
     def oracle(self, words):
+        check(words[0] == '|' and {*words} <= {*'|x()'}, 'a problem begins with |, and has | x ( )')
         answers = []
         for t in range(len(words)):
             expression = ''.join(words[:t + 1]).rpartition('|')[2]
-            answers.append(str((expression.count('(') - expression.count(')')) % self.p))
+            opened = expression.count('(') - expression.count(')')
+            check(opened >= 0, 'nothing is open that ) could close')
+            answers.append(str(opened % self.p))
         return answers
 
 
