@@ -12,7 +12,7 @@ from decode import Wave
 from exits import EPS, Exit, algorithm_1, choose, make_exit
 
 # thresholds at which the tokens of a spiral exit at different steps
-TAUS = dict(norm=0.3, norm_rel=0.1, kl=1e-3, accel=0.1, accel_hat=0.82, accel_rel=0.05)
+SPIRAL_TAUS = dict(norm=0.3, norm_rel=0.1, kl=1e-3, accel=0.1, accel_hat=0.82, accel_rel=0.05)
 
 
 # Algorithm 1, one state --------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def signal_by_formula(name, x0, x1, x2, read):
         accel_rel=a / (x1.norm() + EPS))[name]
 
 
-@pytest.mark.parametrize('name', TAUS)
+@pytest.mark.parametrize('name', SPIRAL_TAUS)
 def test_signal_is_its_formula(name):
     x0, x1, x2 = torch.randn(3, 2, 5, 8, generator=torch.Generator().manual_seed(0)).double()
     head = torch.randn(11, 8, generator=torch.Generator().manual_seed(1)).double()
@@ -132,7 +132,7 @@ def batched(f):
 
 
 @pytest.mark.parametrize('rule', [
-    *(make_exit(name, tau) for name, tau in TAUS.items()), make_exit('accel', 0),
+    *(make_exit(name, tau) for name, tau in SPIRAL_TAUS.items()), make_exit('accel', 0),
     make_exit('accel', 2.0), make_exit('accel', math.inf), replace(make_exit('accel', 0.1), hits=1),
     replace(make_exit('norm', 0.3), hits=3, keep=False), replace(make_exit('kl', 1e-3), hits=2),
     # a signal that is tau is not below it

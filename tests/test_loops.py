@@ -1,4 +1,4 @@
-"""Groups that loop: unrolling, draws, noise, truncated gradients, exits side by side."""
+"""Groups that loop: unrolling, draws, noise, gradients, exits side by side."""
 import math
 
 import pytest

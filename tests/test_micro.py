@@ -102,9 +102,8 @@ def test_a_training_step(pair):
     torch.nn.utils.clip_grad_norm_(real.parameters(), 1.0)
     other.step()
     assert micro.train_step(small, one, x, y, n_loop) == pytest.approx(loss.item(), rel=1e-6)
-    weights = dict(real.named_parameters())
-    for name, p in small.named_parameters():
-        torch.testing.assert_close(p, weights[real_name(name)], **CLOSE, msg=name)
+    weights = {real_name(name): p for name, p in small.named_parameters()}
+    torch.testing.assert_close(weights, dict(real.named_parameters()), **CLOSE)
 
 
 def test_a_run(tmp_path, monkeypatch, capsys):

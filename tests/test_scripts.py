@@ -23,13 +23,13 @@ from model import CausalSelfAttention
 # `python` for the scripts: it hands its arguments over, and waits
 STAND_IN = '#!/bin/bash\nprintf "%q " "$@" > requests\nread -r < answers'
 SHAPE = ['--n_embd=16', '--n_head=4', '--block_size=64', '--bptt_k=1']
-TINY = {        # flags behind those of a command
+FLAGS = {        # flags behind those of a command
     'train.py': ['--batch_size=1', '--max_iters=2', '--eval_interval=2', '--eval_windows=1',
                  '--warmup_iters=1', '--eval_loops=[1]', '--device=cpu', '--compile=False'],
     'bench.py': ['--taus=0.3', '--budgets=1', '--n_windows=1', '--n_prompts=1', '--new_tokens=2',
                  '--n_loop=9', '--device=cpu', '--compile=False'],
     'geometry.py': ['--n_loop=4', '--n_windows=1'], 'zoo/etd.py': ['--n_windows=1'],
-    'results/first_errors.py': ['--length=64', '--seeds=[1]', '--n_loop=4'],
+    'results/first_errors.py': ['--length=64', '--seeds=[1]', '--n_loop=4', '--tau=99'],
     'results/maze.py': ['--sides=[9]', '--n_mazes=[1]', '--n_loop=[2]'],
     'results/sudoku.py': ['--loops=[2]', '--starts=1']}
 
@@ -89,7 +89,7 @@ def test_every_command(commands_of):
             if script == 'train.py' and not re.search('--(init_from|eval_only)', line):
                 args += SHAPE
             print(path, line)           # which pytest shows if it fails
-            finished(*(tiny(arg) for arg in args), *TINY.get(script, []), script=script)
+            finished(*(tiny(arg) for arg in args), *FLAGS.get(script, []), script=script)
     assert len(done) > 100
 
 
