@@ -28,7 +28,7 @@ import torch
 
 from common.configurator import Count, Natural, Share, build, configure
 from common.encoding import Words
-from common.errors import check, run
+from common.errors import check, explain, run
 from common.terminal import paint
 
 # -------------------------------------------------------------------------------------------------
@@ -63,8 +63,8 @@ class Task:
         oracle(words) -> list of str            the right answer to each word, None where it has no
                                                 label, found in another way than the labels. What
                                                 --start types may be no problem: then a ValueError
-        picture(x, y, guesses, steps) -> str    a problem as it is printed, a ! at wrong guesses,
-                                                which may be y; steps: to colour tokens, or None
+        picture(x, y, guesses, steps) -> str    a problem, (T,) each, as text, a ! at wrong guesses
+                                                (NOT_ASKED: none); steps: for colours, or None
         valid(x, guesses) -> (B,) bool          which guesses (B, T) solve x (B, T), found without
                                                 the labels; for sample.py --num_starts
     """
@@ -161,13 +161,12 @@ class Problems:
     def __init__(self, dataset):
         self.name = dataset.partition(':')[0]
         self.task = build(dataset, TASKS, 'task')
-        knobs = {field: getattr(self.task, field) for field in self.task.of_words}
+        of_words = ','.join(f'{field}={getattr(self.task, field)}' for field in self.task.of_words)
         words = self.task.words()
-        check(type(self.task)(**knobs).words() == words, f'of_words of the task {self.name} must '
-              'name all knobs on which its words depend')
+        check(build(f'{self.name}:{of_words}', TASKS, 'task').words() == words, 'of_words of the '
+              f'task {self.name} must name all knobs on which its words depend')
         check(len({*words}) == len(words) and all(str(word).split() == [word] for word in words),
               f'the words of {self.name} must be different texts without blanks')
-        of_words = ','.join(f'{field}={value}' for field, value in knobs.items())
         self.encoding = Words(f'{self.name}:{of_words}', words)
         self.tokenizer = self.encoding.name
         self.vocab_size = self.encoding.n_vocab
@@ -192,7 +191,8 @@ class Problems:
               f'tuple of {n} arrays')
         x, y = arrays[:2]
         shape = np.shape(x)
-        others = [name for name, array in zip(('x', 'y', 'depth'), arrays)
+        others = [f"{name} of {getattr(array, 'dtype', 'no dtype')}, {np.shape(array)}"
+                  for name, array in zip(('x', 'y', 'depth'), arrays)
                   if np.shape(array) != shape or getattr(array, 'dtype', None) != np.int64]
         check(len(shape) == 2 and not others and x.size, f'the task {self.name} must make arrays '
               f"of NumPy's int64 and one shape (rows, T), and not {', '.join(others) or shape}")
@@ -301,7 +301,8 @@ def show(dataset, model_class=None, T=24, rows=1000, seed=0):
     x, y, depth = problems.make(np.random.default_rng(seed), rows, T)
     print(f'{dataset}: {problems.vocab_size} words, {T} tokens per problem\n')
     has_oracle = problems.task.oracle is not None
-    wrong = problems.wrong_rows(x, y) if has_oracle else []
+    with explain('the oracle refuses a problem of the task', 'mend one of the two', ValueError):
+        wrong = problems.wrong_rows(x, y) if has_oracle else []
     for row in wrong[:1] or range(min(3, rows)):
         guesses = problems.answers(x[row]) if has_oracle else None
         print_problem(problems, x[row], y[row], guesses, who='oracle')

@@ -4,7 +4,7 @@ words of a task.
 
 The name of an encoding is `bytes`, one of tiktoken's such as gpt2, the path of a tokenizer.json,
 `tokenizer.json:SHA256`, the copy in the folder of a checkpoint or data set, or a task with the
-knobs on which its words depend, calc:p=5. An encoding has
+knobs on which its words depend, calc:p=5, which only tasks.Problems opens. An encoding has
 
     name, n_vocab       its tokens are the numbers below n_vocab
     eot_token           the token that is written after each document (not of a task)

@@ -3,7 +3,7 @@ Bad input: one line that says what is wrong and what to do, status 2, and no tra
 
 Bad input is a ValueError or an OSError. `run` prints it; a script with knobs ends with `run(main)`.
 Any other error is a bug, and keeps its traceback. So does a ValueError in a file of the user's own,
-if Python has raised it and not a `raise` there. TRACEBACK=1 in the environment shows all.
+if Python or a library has raised it. TRACEBACK=1 in the environment shows all.
 """
 import difflib
 import linecache
@@ -39,17 +39,17 @@ def did_you_mean(name, known):
 
 
 def is_own_mistake(error):
-    """Is the innermost line of the error in a file of the user's own, and is it no `raise`?"""
-    frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
-    file = os.path.abspath(frame.f_code.co_filename)
-    is_library = file.startswith(os.path.dirname(os.__file__) + os.sep) or '-packages' in file
+    """Is the innermost line outside of libraries in a file of the user's own, and no `raise`?"""
+    library = os.path.dirname(os.__file__) + os.sep
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        name = os.path.abspath(frame.f_code.co_filename)
+        if os.path.isfile(name) and '-packages' not in name and not name.startswith(library):
+            file, number, module = name, line, frame.f_globals
     project = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     # a config file is a module without __spec__, wherever it stands
-    module = frame.f_globals
     is_ours = file.startswith(project + os.sep) and (
         module.get('__spec__') or module['__name__'] == '__main__')
-    return not (is_library or is_ours or not os.path.isfile(file)
-                or linecache.getline(file, line).lstrip().startswith('raise'))
+    return not (is_ours or linecache.getline(file, number).lstrip().startswith('raise'))
 
 
 def run(main):
