@@ -57,7 +57,7 @@ from model import MOST_LOOPS, GPTConfig, compile_layers
 
 # -------------------------------------------------------------------------------------------------
 dataset = 'torchdocs'       # a folder of data/ (data.py), or a task and its knobs (tasks.py)
-out_dir = 'out'             # checkpoints, log and figure
+out_dir = 'out'             # a folder: checkpoints, log and figure
 resume = False              # continue out_dir/ckpt.pt with its knobs; start if there is none
 overwrite = False           # start over in an out_dir that holds a run
 init_from: str | None = None    # a checkpoint, or its folder, whose model and weights to start from
@@ -131,8 +131,8 @@ def get_batch(run, it, micro):
     return x.to(run.dev), y.to(run.dev), n_loop, noise
 
 
-def make_model(cls, checkpoint, examples, is_whole):
-    """A new model on the CPU, with the weights of the checkpoint if it is not {}; is_whole: all."""
+def make_model(cls, checkpoint, examples, strict):
+    """A new model on the CPU, with the weights of the checkpoint unless it is {}; strict: all."""
     vocab_size = examples.vocab_size
     if vocab_size >= 1024:              # matrices whose sides are multiples of 64 are faster
         vocab_size = 64 * math.ceil(vocab_size / 64)
@@ -147,7 +147,7 @@ def make_model(cls, checkpoint, examples, is_whole):
         check(not others, f"--eval_only takes the trained model: leave out {', '.join(others)}")
     if checkpoint:
         with explain('the weights do not fit', 'leave out what you changed', RuntimeError):
-            missing, unexpected = model.load_state_dict(checkpoint['model'], strict=is_whole)
+            missing, unexpected = model.load_state_dict(checkpoint['model'], strict=strict)
         if missing or unexpected:       # such as a gate
             say(f'from scratch: {missing}; left out: {unexpected}')
     return model
@@ -202,10 +202,11 @@ def main():
             vocab_size = checkpoint['model_args']['vocab_size'] if checkpoint else math.inf
             examples = data.open_data(dataset, checkpoint.get('tokenizer'), vocab_size)
             examples.check_fits(block_size)
-            model = make_model(cls, checkpoint, examples, is_whole=goes_on or eval_only).to(dev)
+            model = make_model(cls, checkpoint, examples, strict=goes_on or eval_only).to(dev)
             run = Run(model, examples, counts_of(model), dev, autocast)
-            was_stopped = (evaluate_only(run, checkpoint) if eval_only
-                           else train(run, checkpoint, goes_on))
+            if eval_only:
+                return evaluate_only(run, checkpoint)
+            was_stopped = train(run, checkpoint, goes_on)
     except (MemoryError, RuntimeError) as error:        # torch raises a RuntimeError
         check('to allocate' not in str(error).lower(), 'out of memory: halve batch_size and double '
               'gradient_accumulation_steps, which trains alike, lower bptt_k, or train a smaller '
@@ -427,7 +428,7 @@ def evaluate_and_keep(run, log):
     """Evaluate the weights so far, keep the best at any of eval_loops, and add a row to the log."""
     scores = scores_of(run, eval_windows)
     lowest = min(score.loss for score in scores.values())
-    if lowest < run.best[0]:
+    if run.done and lowest < run.best[0]:       # not as they are drawn
         run.best = (lowest, run.done)
         save(run, 'ckpt_best.pt')
     if log:
@@ -510,7 +511,7 @@ def counts_of(model):
 
 
 def evaluate_only(run, checkpoint):
-    """--eval_only: the table of a checkpoint -> False: no signal has ended it early."""
+    """--eval_only: the table of a checkpoint."""
     run.done = checkpoint['iter_num']
     n_windows = settings.flags.get('eval_windows')
     scores = scores_of(run, n_windows)
@@ -520,7 +521,6 @@ def evaluate_only(run, checkpoint):
     suffix = re.sub('[:=]', '-', f'_{weights}-{run.done}{windows}_{dataset}_{block_size}')
     evaluation.save_scores(scores, results, suffix)
     say(f'{results}/eval{suffix}.csv')
-    return False
 
 
 if __name__ == '__main__':

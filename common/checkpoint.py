@@ -158,7 +158,7 @@ def stored_exits(folder, weights):
 def check_free(out_dir, overwrite=False):
     """ValueError if out_dir holds a run, or weights of one, that may not be overwritten."""
     found = {os.path.basename(path) for path in glob(os.path.join(escape(out_dir), 'ckpt*.pt'))}
-    check(overwrite or found <= {'ckpt_000000.pt', 'ckpt_best.pt'}, f'{out_dir} holds a run: '
+    check(overwrite or found <= {'ckpt_000000.pt'}, f'{out_dir} holds a run: '
           '--overwrite replaces it, --resume continues a ckpt.pt, or give another --out_dir')
 
 

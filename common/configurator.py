@@ -177,13 +177,13 @@ class Settings:
         Make knobs of those of these names {name: annotation} that the user has given: fields of the
         model's class, which is known by now. ValueError for a name that is still unknown.
         """
-        for key, value in self.unknown.items():
+        unknown, self.unknown = self.unknown, {}
+        for key, value in unknown.items():
             hint = did_you_mean(key, [*self.last_set, *annotations])
             check(key in annotations, f'{self.given[key]}: unknown knob {key}{hint} (a field of '
                   'another class needs --model_class; constants of your own are in capitals)')
             self.annotations[key] = annotations[key]
             self.set_knobs({key: convert(key, value, annotations[key])})
-        self.unknown = {}
 
     def set_knobs(self, values):
         """Set knobs {name: value}; by whom is not noted."""

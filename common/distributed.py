@@ -72,7 +72,7 @@ def noting_signals():
         stop_signals.append(number)
         signal.signal(number, before[number])
         if RANK == 0:
-            print('stopping after this evaluation or step, to save; a second signal stops at once',
+            print('stopping after this step, to save; the same signal again stops at once',
                   file=sys.stderr, flush=True)
 
     # Windows has no SIGHUP

@@ -30,7 +30,7 @@ def evaluate(model, examples, n_windows, n_loop, dev='cpu', autocast=nullcontext
     """The Score of a model in evaluation at a loop count, on n_windows evenly spread windows."""
     T = model.config.block_size
     numbers = spread(examples, n_windows, T)[distributed.RANK::distributed.WORLD]
-    depths = torch.zeros(examples.n_held_out(T), T, dtype=torch.long)
+    depths = torch.zeros(1, dtype=torch.long).expand(examples.n_held_out(T), T)
     if examples.is_task:
         depths = torch.from_numpy(examples.all_held_out(T)[2]).long()
     by_depth = torch.zeros(3, int(depths.max()) + 1, dtype=torch.float64)
