@@ -213,7 +213,7 @@ def loop(f, x, k_max, rule, logits_at=None, readers=None, record=None):
         rule.check_value(value, x1, evals[awake])
         streak[awake] = (streak[awake] + 1) * (value < rule.tau)
 
-        # tokens that moved go on; if the rule wakes them, so do all who read one of them
+        # tokens that moved go on and, if tokens may wake, all who read one of them
         moved = streak < rule.hits
         next_awake = moved | readers(moved) if readers else moved
 
