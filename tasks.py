@@ -63,12 +63,12 @@ class Task:
         oracle(words) -> list of str            the right answer to each word, None where it has no
                                                 label, found in another way than the labels. What
                                                 --start types may be no problem: then a ValueError
-        picture(x, y, guesses, steps) -> str    a problem, (T,) each, as text, a ! at wrong guesses
-                                                (NOT_ASKED: none); steps: for colours, or None
+        picture(x, y, guesses, steps) -> str    a problem as text, (T,) each; a ! at wrong guesses,
+                                                unless y or the guess is NOT_ASKED; steps or None
         valid(x, guesses) -> (B,) bool          which guesses (B, T) solve x (B, T), found without
                                                 the labels; for sample.py --num_starts
     """
-    # the knobs that decide words(): a model refuses others, and they alone must make a valid task
+    # the knobs that decide words(): a model takes no other values of them. They alone make a task
     of_words = ()
     shows_deepest = True        # does sample.py print the deepest answer, and when it was found?
     most_held_out = 2 ** 20     # tokens in all held-out problems of one length
@@ -301,7 +301,7 @@ def show(dataset, model_class=None, T=24, rows=1000, seed=0):
     x, y, depth = problems.make(np.random.default_rng(seed), rows, T)
     print(f'{dataset}: {problems.vocab_size} words, {T} tokens per problem\n')
     has_oracle = problems.task.oracle is not None
-    with explain('the oracle refuses a problem of the task', 'mend one of the two', ValueError):
+    with explain('the oracle fails on a problem', 'TRACEBACK=1 shows the line', ValueError):
         wrong = problems.wrong_rows(x, y) if has_oracle else []
     for row in wrong[:1] or range(min(3, rows)):
         guesses = problems.answers(x[row]) if has_oracle else None
