@@ -193,10 +193,10 @@ function take(new_text) {
   }
   if (!pass || text !== new_text) chosen = Math.max(0, board.clues.indexOf(0));
   if (pass && text !== new_text) earlier.push(text);
+  if (pass && text !== new_text) canvas.scrollIntoView({block: 'nearest'});
   const sets = Object.keys(R.problems).filter(name => name.startsWith(`${board.n} x`));
   if (sets.length && !sets.includes(get('set'))) set('set', sets[0]);
   text = new_text;
-  if (pass) canvas.scrollIntoView({block: 'nearest'});
   show_board();
   begin(...look_up(board));
   return true;
@@ -249,7 +249,7 @@ function set_clue(digit) {
     check_rules({...board, clues});
   } catch ({message}) {
     setTimeout(() => put($('notice'), standing), 5000);
-    return put($('notice'), message);
+    return put($('notice'), `✗ ${message}`);
   }
   earlier.push(text);
   put_board(text_of({clues}));
