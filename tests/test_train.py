@@ -231,7 +231,7 @@ def test_all_graphs_are_compiled_in_the_first_iteration(monkeypatch, flags, core
              '--batch_size=2', '--max_iters=12', '--eval_interval=5', '--eval_windows=8',
              '--eval_loops=[1,3]', '--keep_iters=[]', '--warmup_iters=0', '--device=cpu',
              '--compile=True', *flags[1:])
-    assert {*graphs, counter.frame_count} == {3 * core_lengths + 1}
+    assert len(graphs) > 11 and {*graphs, counter.frame_count} == {3 * core_lengths + 1}
 
 
 # a run that stops and goes on ---------------------------------------------------------------------
@@ -263,7 +263,7 @@ def test_a_signal_saves_and_nothing_is_lost(whole):
         ended = run(*TINY)
     assert signal.signal(signal.SIGINT, before) == signal.default_int_handler
     assert ended.returncode == 130 and 'stopping' in ended.stderr
-    assert read_checkpoint('out')['iter_num'] == 1
+    assert read_checkpoint('out')['iter_num'] == 1 and not os.path.exists('out/ckpt_best.pt')
     finished('--resume')
     assert differences(whole, 'out') == []
 
