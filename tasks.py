@@ -142,7 +142,7 @@ class Calc(Task):
         return answers
 
 
-TASKS = dict(calc=Calc)
+TASKS = dict(calc=Calc)     # classes, not objects
 
 
 # a task by its name ------------------------------------------------------------------------------
