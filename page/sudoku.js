@@ -182,7 +182,6 @@ function look_up(board) {
 
 // Read a board, from the start. Of a text that is none a line says why, and the board stays.
 function take(new_text) {
-  put($('why'), '');
   try {
     board = read_board(new_text);
   } catch ({message}) {
@@ -204,6 +203,7 @@ function take(new_text) {
 
 // The board as text, unless that is being typed; and a button for each digit.
 function show_board() {
+  put($('why'), '');
   if (document.activeElement !== $('text')) $('text').value = text;
   const button = (word, change) => Object.assign(make('button', {}, word), {onclick() {
     change();
