@@ -115,5 +115,5 @@ def test_a_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, 'argv', ['micro.py', str(book)])
     micro.main()
     printed = capsys.readouterr().out
-    assert printed.startswith('iteration 100: loss') and printed.count('held-out loss') == 7
+    assert 2.5 < float(printed.split()[3]) < 4 and printed.count('held-out loss') == 7
     assert '\n3 of 16 tokens right' in printed and '\n16 of 16 tokens right' in printed
