@@ -322,7 +322,7 @@ def test_no_number_ends_the_run():
 
 
 def test_overwrite_removes_what_contradicts_the_new_weights_and_nothing_else():
-    of_a_run = ['ckpt_best.pt', 'ckpt_000300.pt', 'eval.csv', 'eval_ckpt-9_book_16.csv',
+    of_a_run = ['ckpt_best_000003.pt', 'ckpt_000300.pt', 'eval.csv', 'eval_ckpt-9_book_16.csv',
                 'exits.json', 'bench.csv']
     foreign = ['notes.txt', 'explore.html', 'evaluation.csv']
     os.makedirs('out')
