@@ -8,8 +8,6 @@ Text from a checkpoint, or answers where the model has learned a task, with any 
     python sample.py --out_dir=pretrained/calc --exit accel     a problem and the model's answers
     python sample.py --out_dir=pretrained/calc --start='=2 +3 *4'       a problem of your own
 
-It needs only a checkpoint, not the data, and uses a pretrained one if you have trained none.
-
 Paper: sec. 4 (exit rules), Algorithm 1 (accel).
 """
 import time

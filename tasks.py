@@ -63,12 +63,14 @@ class Task:
         oracle(words) -> list of str            the right answer to each word, None where it has no
                                                 label, found in another way than the labels. What
                                                 --start types may be no problem: then a ValueError
-        picture(x, y, guesses, steps) -> str    a problem as text, (T,) each; a ! at wrong guesses,
-                                                unless y or the guess is NOT_ASKED; steps or None
+        picture(x, y, guesses, steps) -> str    a problem as text; all are (T,). It has a ! at wrong
+                                                guesses, unless y or the guess is NOT_ASKED. steps:
+                                                to colour the tokens, or None
         valid(x, guesses) -> (B,) bool          which guesses (B, T) solve x (B, T), found without
                                                 the labels; for sample.py --num_starts
     """
-    # the knobs that decide words(): a model takes no other values of them. They alone make a task
+    # the knobs that decide words(): a model takes no other values of them. They must make a task
+    # without the other knobs
     of_words = ()
     shows_deepest = True        # does sample.py print the deepest answer, and when it was found?
     most_held_out = 2 ** 20     # tokens in all held-out problems of one length

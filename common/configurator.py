@@ -5,7 +5,7 @@ a text such as calc:p=7 -> an object of a class in a table, by the same conversi
 A script writes its knobs as plain globals, most with a comment beside them, calls
 configure(globals()) behind them, and ends with run(main), which is in errors.py.
 
-Config files (Python that binds knobs, and may read them) apply in their order, and flags over all:
+Config files (Python files that bind knobs, and may read them) apply in their order; flags win:
 
     python train.py config/groups.py --batch_size=32 --seed 1 --compile
 

@@ -41,15 +41,15 @@ def did_you_mean(name, known):
 def is_own_mistake(error):
     """Is the innermost line outside of libraries in a file of the user's own, and no `raise`?"""
     library = os.path.dirname(os.__file__) + os.sep
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        name = os.path.abspath(frame.f_code.co_filename)
-        if os.path.isfile(name) and '-packages' not in name and not name.startswith(library):
-            file, number, module = name, line, frame.f_globals
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        file = os.path.abspath(frame.f_code.co_filename)
+        if os.path.isfile(file) and '-packages' not in file and not file.startswith(library):
+            break
     project = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     # a config file is a module without __spec__, wherever it stands
     is_ours = file.startswith(project + os.sep) and (
-        module.get('__spec__') or module['__name__'] == '__main__')
-    return not (is_ours or linecache.getline(file, number).lstrip().startswith('raise'))
+        frame.f_globals.get('__spec__') or frame.f_globals['__name__'] == '__main__')
+    return not (is_ours or linecache.getline(file, line).lstrip().startswith('raise'))
 
 
 def run(main):

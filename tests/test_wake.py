@@ -124,8 +124,7 @@ def test_a_rule_that_reads_whole_rows_computes_them(tiny, idx, monkeypatch):
     assert set(shapes) == {(3, 16, 16)}
 
 
-def test_long_rows_read_only_the_window(tiny):
-    """More than 64 windows of tokens: the keys in the window are picked, not masked."""
+def test_keys_of_a_long_row_are_the_same_picked_and_masked(tiny):
     model = tiny(block_size=200, **WINDOW)
     idx = torch.randint(50, (2, 200))
     found = []
