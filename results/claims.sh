@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What claims.md shows. First the exit rules of the text and those of the authors' code (authors.py)
-# on two models of pretrained/: a quarter of an hour of one core.
-# Then on nine trainings, with geometry and the loss by loops: three hours
+# on two models of pretrained/: a minute. Then on nine trainings, with geometry and the loss by
+# loops: an hour and a quarter of one core
 #     bash results/claims.sh          lib.sh says how to use many cores
 # -> results/claims.csv (bench.py); jumps.csv, steps.csv and settled.csv (geometry.py); loops.csv
 set -euo pipefail

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What zoo.md shows: Ouro beside the same model with one loop, and loops in a trained plain model.
-#     bash results/zoo.sh             an hour and a half of one core; lib.sh says how to use many
+#     bash results/zoo.sh             an hour of one core; lib.sh says how to use many
 # -> results/zoo.csv
 set -euo pipefail
 cd "$(dirname "$0")/.."
