@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What maze.md shows: trainings, with damping and without, plain layers, one picture.
-#     bash results/maze.sh            three hours of one core; lib.sh says how to use many
+#     bash results/maze.sh            an hour of one core; lib.sh says how to use many
 # -> results/maze.csv, assets/maze.gif
 set -euo pipefail
 cd "$(dirname "$0")/.."
