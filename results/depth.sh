@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What depth.md shows: trainings on arithmetic, right answers by depth, exit rules, long problems.
-#     bash results/depth.sh           some five hours of one core; lib.sh says how to use many
+#     bash results/depth.sh           four and a half hours of one core; lib.sh says how to use many
 # -> results/depth.csv (right answers), rules.csv (exit rules) and long.csv (long problems)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -70,9 +70,9 @@ for seed in 1 2 3; do
 END
     # a coin, and smaller and smaller thresholds, where exits are for good
     rules random-192-0.01 $run calc:reset=0.01 192 8 "--rules=['random']" --taus=[0.0714] \
-        --wake=[False] --budgets=[]
+        --wake=[False] --budgets=[] --n_loop=484
     rules small-192-0.01 $run calc:reset=0.01 192 8 "--rules=['accel']" --taus=[1e-5,1e-6] \
-        --wake=[False] --budgets=[]
+        --wake=[False] --budgets=[] --n_loop=484
     # one token after another, which reads the last states of earlier ones
     rules one-192-0.01 $run calc:reset=0.01 192 8 "--rules=['accel']" --taus=[1.0] \
         --cache=latest --budgets=[2,3,4] --n_loop=160
@@ -115,7 +115,7 @@ END
 done
 
 set +f
-collect depth "$OUT"/*/eval_ckpt-*_{calc,group,hop}*.csv
+collect depth "$OUT"/*/eval_ckpt-*_{calc-reset,group,hop}*.csv
 collect rules "$OUT"/{calc,waiting,timed,random,small,one}-*/bench.csv
 collect long "$OUT"/long-*.csv
 [ -n "${LIST:-}" ] || python -m results.figures
