@@ -13,8 +13,8 @@ maze() {
 # rooms TABLE RUN FLAGS: right rooms and loop steps per room
 rooms() {
     [ $2 = pretrained/maze ] || [ -e "$2.done" ] || return 0
-    mkdir -p "$OUT/$1"
-    once rooms-$1 python -m results.maze --out_dir=$2 --path="$OUT/$1/maze.csv" "${@:3}"
+    mkdir -p "$OUT/rooms-$1"
+    once rooms-$1 python -m results.maze --out_dir=$2 --path="$OUT/rooms-$1/maze.csv" "${@:3}"
 }
 DAMPED="--damping=0.3 --rules=[['norm_rel',0.14]] --wake=[True]"
 UNDAMPED="--damping=0 --rules=[['norm_rel',0.2]] --wake=[True] --n_loop=[128]"
@@ -36,5 +36,5 @@ for run in plain16-maze-1 no-input-maze-1; do
 done
 
 set +f
-collect maze "$OUT"/*/maze.csv
+collect maze "$OUT"/rooms-*/maze.csv
 [ -n "${LIST:-}" ] || python -m results.gif

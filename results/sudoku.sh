@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What sudoku.md shows: three trainings, their solved boards by loops and starts, ways to stop.
-#     bash results/sudoku.sh          three hours of one core; lib.sh says how to use many
+#     bash results/sudoku.sh          two and a half hours of one core; lib.sh says how to use many
 #     LISTS=FOLDER bash results/sudoku.sh     also the public lists that lie in this folder
 # -> results/sudoku.csv, results/sudoku_ways.csv, assets/sudoku.gif
 set -euo pipefail
