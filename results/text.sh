@@ -30,11 +30,13 @@ fixed() {
         --mean_recurrence=$1 --bptt_k=$1 --eval_loops=[1,2,3,4]
 }
 
-# text RUN...: KIND-ITERATIONS-SEED, at 1e-2, or KIND-ITERATIONS-SEED-RATE
+# text RUN...: KIND-ITERATIONS-SEED, at 1e-2, or KIND-ITERATIONS-SEED-RATE; wide-: C = 96
 text() {
     for run in "$@"; do
-        IFS=- read -r name iterations seed rate <<< "$run"
-        train $run --n_embd=32 --n_head=2 --block_size=256 --batch_size=16 --keep_iters=[] \
+        IFS=- read -r name iterations seed rate <<< "${run#wide-}"
+        width=32
+        case $run in wide-*) width=96 ;; esac
+        train $run --n_embd=$width --n_head=2 --block_size=256 --batch_size=16 --keep_iters=[] \
             --seed=$seed --max_iters=$iterations --eval_interval=$((iterations / 4)) \
             --learning_rate=${rate:-1e-2} $(kind $name)
     done
@@ -43,6 +45,8 @@ text() {
 text plain3-{8000,16000}-{1,2} each2-8000-{1,2} {plain6,middle2,block2,geiping}-8000-1
 text plain3-4000-{1,2,3,1-2e-2,1-4e-2}
 text {plain3,plain6,each2,block2,middle2,middle4,geiping,geiping_e}-2000-{1,2,3}
+# another width, C = 96
+text wide-{plain3,plain6,each2}-2000-1 wide-plain3-4000-1 wide-{plain3,each2}-2000-1-2e-2
 # what of Geiping's loop costs
 text {random4,geiping_fixed}-2000-{1,2,3}
 # other learning rates
